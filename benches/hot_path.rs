@@ -351,6 +351,7 @@ fn record_put(log: &AuditLog, method: &'static Method, body: &[u8]) -> bool {
         policy_generation: Some("0123456789abcdef"),
         verdict: Some("allowed"),
         rule: Some("app.allow[0]"),
+        limit: None,
         user_agent: Some("grpc-go/1.71.0"),
     };
     log.record(Some(place), &record.with_ranges(&ranges));

@@ -11,6 +11,7 @@ pub mod hash_password;
 mod listeners;
 pub mod policy_checks;
 pub mod policy_learning;
+mod protection;
 mod published_rules;
 pub mod shard_service;
 
@@ -27,6 +28,7 @@ use tokio::time::Instant;
 
 use self::cluster_reset::ClusterReset;
 use self::listeners::Listeners;
+use self::protection::control_shedding;
 use self::published_rules::{PublishedRules, RulesAtStart};
 use self::shard_service::{ShardParts, ShardService};
 use crate::admin::doctor::Doctor;
@@ -60,6 +62,7 @@ use crate::telemetry::metrics::Metrics;
 use crate::telemetry::single_label::one;
 use crate::upstream::certificate_pool::CertificatePool;
 use crate::upstream::peer_urls::{MintingCaTrusted, PeerTrustCheck};
+use crate::usage::register::UsageRegister;
 
 /// A shard without a heartbeat for this long is stuck.
 const STUCK: Duration = Duration::from_secs(1);
@@ -239,6 +242,7 @@ pub fn build(
     let (drain, draining) = watch::channel(None);
     let (ready, readiness) = watch::channel(false);
     let parts = ShardParts {
+        usage: Arc::new(UsageRegister::new(&metrics.limits)),
         config: Arc::new(Published::new(Arc::clone(config))),
         tls: downstream_configs(config)?,
         connector,
@@ -256,6 +260,7 @@ pub fn build(
         audit,
     };
     let (rules, policy) = rules.start(&parts, tasks);
+    start_shedding(&parts, tasks);
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
     let figures = parts.metrics.connection_figures.clone();
     let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
@@ -284,6 +289,12 @@ fn new_metrics(config: &Config) -> Arc<Metrics> {
     let unverified = config.cluster.tls.as_ref().is_some_and(|tls| !tls.verifies_members());
     metrics.members_unverified.set(unverified.into());
     metrics
+}
+
+/// Starts the task that follows the pressure on the cluster.
+fn start_shedding(parts: &ShardParts, tasks: &Tasks) {
+    let (config, members) = (Arc::clone(&parts.config), parts.members.clone());
+    tasks.spawn("shedding", control_shedding(config, members, Arc::clone(&parts.usage))).detach();
 }
 
 /// Starts the audit log, if configured.
@@ -395,6 +406,7 @@ fn admin_commands(
     let doctor = Doctor {
         config: Arc::clone(&parts.config),
         connections: Arc::clone(connections),
+        usage: Arc::clone(&parts.usage),
         pending_restart: Arc::new(Published::new(Vec::new())),
         members: parts.members.clone(),
         pages: pages.clone(),

@@ -17,15 +17,18 @@ mod mapping_rules;
 mod outage_times;
 pub mod policy_document;
 mod policy_settings;
+mod protection_settings;
 #[cfg(test)]
 pub(crate) mod reference;
 mod resolve;
 mod secrets;
 mod toml_file;
+mod toml_limits;
 mod toml_parse;
 mod toml_policy;
 mod unread_limits;
 pub mod upstream_users;
+pub mod usage_limits;
 mod values;
 
 use std::collections::BTreeMap;
@@ -53,6 +56,7 @@ pub use findings::{ConfigFault, ConfigFaults, ConfigWarning};
 pub use mapping_rules::{Conditions, MapRule, MappingOutcome, MappingRules, ROOT, RootNeedsExactPeer};
 pub use outage_times::OutageTimes;
 pub use policy_settings::{PolicyInEtcd, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods};
+pub use protection_settings::ProtectionSettings;
 pub use resolve::{load, peer_pattern, policy, read_policy};
 pub use secrets::write_session_key;
 pub use unread_limits::UnreadLimits;
@@ -79,6 +83,8 @@ pub struct Config {
     pub mapping: Arc<MappingRules>,
     /// The policy.
     pub policy: Arc<PolicySettings>,
+    /// Shedding for the whole cluster.
+    pub protection: ProtectionSettings,
     /// Persistence of revocations.
     pub revocation: Arc<Revocation>,
     /// Coordination of member maintenance.

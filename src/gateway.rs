@@ -40,7 +40,9 @@ pub mod retries;
 pub mod streams;
 pub mod unary_request;
 pub mod unread_answers;
+pub mod usage_limits;
 pub mod vulnerable_members;
+pub mod whole_answer;
 pub mod write_order;
 
 use std::cell::{Cell, RefCell};
@@ -81,6 +83,8 @@ use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::member_queue::MemberQueues;
 use crate::upstream::send::UpstreamClient;
+use crate::usage::refusal_pace::RefusalPace;
+use crate::usage::register::UsageRegister;
 use crate::watch::budget;
 
 /// Memory for the requests of blocked calls (Lock, Campaign, Observe), per shard: a name, a lease, perhaps a
@@ -144,6 +148,8 @@ pub struct Gateway {
     pub watch_budget: Rc<budget::WatchByteBudget>,
     /// Answers not yet read by this shard's clients.
     pub unread: Rc<UnreadAnswers>,
+    /// The usage of peers, roles and listeners, and the pressure on the cluster, for all shards.
+    pub usage: Arc<UsageRegister>,
 }
 
 /// A client connection, as seen by its calls.
@@ -179,6 +185,8 @@ pub struct ClientConnection {
     pub remembered: RefCell<ConnectionCallers>,
     /// Answers not yet read by this client.
     pub unread: Rc<ConnectionUnread>,
+    /// The calls of this connection refused by a limit.
+    pub refusal_pace: RefusalPace,
     /// Tracks usage of the connection: unused connections are closed first to make room for new connections.
     activity: Arc<ConnectionActivity>,
 }
@@ -227,6 +235,7 @@ impl ClientConnection {
             requests: ConnectionRequests::default(),
             health_watches: Rc::default(),
             remembered,
+            refusal_pace: RefusalPace::default(),
         }
     }
 
@@ -305,6 +314,7 @@ impl Gateway {
         defragmentations: Arc<defragment::DefragmentationRegister>,
         identities: Arc<Published<Identities>>,
         audit: Option<Arc<AuditLog>>,
+        usage: Arc<UsageRegister>,
     ) -> Self {
         let begun = config.load_full();
         let shards = begun.runtime.shards.get();
@@ -325,6 +335,7 @@ impl Gateway {
         Self {
             snapshot: RefCell::new(Rc::new(snapshot)),
             unread: Rc::new(unread),
+            usage,
             request_memory: RequestMemory::new(&metrics.request_memory),
             records: Rc::new(records),
             log_limiter,

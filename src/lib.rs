@@ -21,9 +21,9 @@
 //!
 //! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy`. From
 //! the top: `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation`, `policy_store` ·
-//! `downstream`, `upstream`, `own_keys` · `credentials` · `members` · `dial`, `policy`, `audit` · `config` ·
-//! `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority` · `pb`, `pem`, `identity`, `published`, `secret`,
-//! `tasks`, `telemetry`, `io`.
+//! `downstream`, `upstream`, `own_keys` · `credentials` · `members` · `dial`, `policy`, `audit`, `usage` ·
+//! `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority` · `pb`, `pem`, `identity`, `published`,
+//! `secret`, `tasks`, `telemetry`, `io`.
 
 pub mod admin;
 pub mod app;
@@ -55,5 +55,6 @@ pub mod shard;
 pub mod tasks;
 pub mod telemetry;
 pub mod upstream;
+pub mod usage;
 pub mod users;
 pub mod watch;

@@ -81,7 +81,7 @@ impl Refusal {
     /// An answer with keys to rewrite does not fit into the buffer of unread answers.
     pub const ANSWER_TOO_LARGE: Self = refusal(
         Code::ResourceExhausted,
-        "keyward: the answer is too large to be held whole, as a namespace needs; ask for fewer keys at once",
+        "keyward: the answer is too large to be held whole, as namespaces and limits need; ask for less",
     );
     /// A single revision of a watch exceeds the buffer of a watch.
     pub const REVISION_TOO_LARGE: Self =
@@ -171,6 +171,20 @@ impl Refusal {
             _ => format!("strconv.ParseUint: parsing {digits:?}: invalid syntax"),
         };
         Self::with_text(Code::Internal, format!("malformed grpc-timeout: {why}"))
+    }
+
+    /// A Range of more than `most` keys, without a limit, by a caller who may get `most` at once.
+    #[must_use]
+    pub fn range_too_large(most: u32) -> Self {
+        let message = format!("keyward: the range has more than {most} keys; set a limit of at most {most}");
+        Self::with_text(Code::ResourceExhausted, message)
+    }
+
+    /// A Txn with a Range without a limit, by a caller who may get `most` keys at once.
+    #[must_use]
+    pub fn range_in_txn_without_limit(most: u32) -> Self {
+        let message = format!("keyward: a range in a txn needs a limit of at most {most}");
+        Self::with_text(Code::ResourceExhausted, message)
     }
 
     /// A call addressed to a member unknown to the cluster.

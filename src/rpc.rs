@@ -16,6 +16,7 @@ pub mod method;
 pub mod namespace;
 pub mod outcome;
 pub mod quorum;
+pub mod range_cap;
 pub mod scan;
 pub mod schema;
 pub mod touch;

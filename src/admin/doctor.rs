@@ -24,6 +24,7 @@ use crate::members::membership::{AuthSetting, MembersHandle, Membership};
 use crate::policy_store::PolicyRegister;
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
+use crate::usage::register::UsageRegister;
 use checks::DoctorInputs;
 
 /// The result of one examination.
@@ -78,6 +79,8 @@ pub struct Doctor {
     pub credentials: Arc<Credentials>,
     /// The table of client connections.
     pub connections: Arc<ConnectionTable>,
+    /// The limits on usage.
+    pub usage: Arc<UsageRegister>,
 }
 
 impl Doctor {
@@ -101,6 +104,7 @@ impl Doctor {
             stored_policy: self.policy.as_ref().map(PolicyRegister::status).as_deref(),
             root_holders: &root_holders,
             connections: &self.connections.occupancy(),
+            constant_limits: &self.usage.counters().constant(),
         }
         .report()
     }

@@ -52,6 +52,7 @@ use crate::upstream::pool::ConnectionPool;
 use crate::upstream::resume_limiter::ResumeLimiter;
 use crate::upstream::send::UpstreamClient;
 use crate::upstream::waiting_calls::WaitingCalls;
+use crate::usage::register::UsageRegister;
 
 /// Time limit for the end of upstream tasks after the last client connection has ended.
 const LAST: Duration = Duration::from_secs(1);
@@ -85,6 +86,8 @@ pub struct ShardParts {
     pub lock_waits: Arc<LockWaitRegister>,
     /// Running defragmentations.
     pub defragmentations: Arc<defragment::DefragmentationRegister>,
+    /// The usage of peers, roles and listeners.
+    pub usage: Arc<UsageRegister>,
     /// Connections showing a user's certificate.
     pub certificate_pool: Arc<CertificatePool>,
     /// The audit log, if on.
@@ -160,6 +163,7 @@ impl ShardService {
             parts.defragmentations,
             parts.identities,
             parts.audit,
+            parts.usage,
         ));
         let fallen = [
             tasks.spawn("what stands no more", active_streams::reauthorize_on_changes(Rc::clone(&gateway))),

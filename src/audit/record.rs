@@ -292,6 +292,9 @@ pub struct CallAuditRecord<'a> {
     /// The rule of the policy that decided, or the reason of a denial.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
     pub rule: Option<&'a str>,
+    /// The limit that refused the call: its scope and its key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<&'a str>,
     /// The client's user agent.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
     pub user_agent: Option<&'a str>,

@@ -11,6 +11,7 @@ use std::time::SystemTime;
 
 use sha2::{Digest as _, Sha256};
 
+use crate::config::usage_limits::UsageLimits;
 use crate::config::{Conditions, PolicyMode};
 use crate::identity::pattern::PeerPattern;
 use crate::rpc::touch::Action;
@@ -56,6 +57,10 @@ pub struct PolicyRole {
     pub allow: Vec<PolicyGrant>,
     /// The forbidden actions: they win over permitted ones, whichever role permits.
     pub deny: Vec<PolicyGrant>,
+    /// The limits of each peer with the role.
+    pub limits: UsageLimits,
+    /// The limits of all peers with the role together.
+    pub total_limits: UsageLimits,
 }
 
 /// Actions on keys, or on the cluster.

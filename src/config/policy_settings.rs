@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::config::EtcdLogin;
 use crate::config::policy_document::{KeyTemplate, PolicyDocument};
+use crate::config::usage_limits::UsageLimits;
 
 /// The settings of `[policy]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +25,12 @@ pub struct PolicySettings {
     pub stored: Option<PolicyInEtcd>,
     /// The namespaces of listeners, by the listener's name.
     pub listener_namespaces: Vec<(Arc<str>, KeyTemplate)>,
+    /// The consequence of an exceeded limit on usage.
+    pub limits_mode: PolicyMode,
+    /// The limits of each peer, where no role of the peer says otherwise.
+    pub peer_limits: UsageLimits,
+    /// The limits of all peers of a listener together, by the listener's name.
+    pub listener_limits: Vec<(Arc<str>, UsageLimits)>,
 }
 
 impl Default for PolicySettings {
@@ -35,6 +42,9 @@ impl Default for PolicySettings {
             document: Arc::default(),
             stored: None,
             listener_namespaces: Vec::new(),
+            limits_mode: PolicyMode::Enforce,
+            peer_limits: UsageLimits::default(),
+            listener_limits: Vec::new(),
         }
     }
 }

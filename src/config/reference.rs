@@ -6,6 +6,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use super::toml_file::{self, TomlFile};
+use super::toml_limits::TomlUsageLimits;
 use super::upstream_users::{CredentialMaker, UserCredential};
 use super::{Address, ClientAuth, ClusterPin, Config, MapRule, MappingOutcome, RealmSetting, resolve};
 use crate::identity::Peer;
@@ -81,6 +82,7 @@ fn every_key_of_the_code_stands_in_it_and_no_other() {
         listener: vec![toml_file::TomlListener {
             tls: Some(toml_file::TomlListenerTls::default()),
             server_names: Some([("m1.etcd.example.com".to_owned(), String::new())].into()),
+            limits: Some(TomlUsageLimits::default()),
             ..Default::default()
         }],
         advertise: toml_file::TomlAdvertise {
@@ -93,6 +95,7 @@ fn every_key_of_the_code_stands_in_it_and_no_other() {
             probe: Some(toml_file::TomlProbe::default()),
             ..Default::default()
         },
+        policy: toml_file::TomlPolicy { peer_limits: Some(TomlUsageLimits::default()), ..Default::default() },
         user: vec![toml_file::TomlUser::default()],
         jwt: vec![toml_file::TomlJwt::default()],
         map: vec![toml_file::TomlMap {

@@ -9,6 +9,7 @@ mod audit_sinks;
 mod cluster;
 mod connection_limits;
 mod jwt_issuers;
+mod limit_tables;
 mod listener_tables;
 mod login_limits;
 mod map_tables;
@@ -118,19 +119,22 @@ impl Resolver<'_> {
         let (mut defaults, ways) = (Vec::new(), IdentifyAvailability { mapped, jwts: !issuers.is_empty() });
         let reached = self.reached(&mut file.listener);
         let namespaces = self.listener_namespaces(&mut file.listener);
+        let listener_limits = self.listener_limits(&mut file.listener);
         let listeners = self.listeners(file.listener, &rows, ways, &mut defaults);
         let mapping = self.mapping(file.map, file.mapping, &rows, named.clone(), &listeners, defaults);
         let revocation = self.revocation(file.revocation, &rows, cluster.probe.as_ref());
         let admin = self.admin(file.admin, &listeners);
         let stored = self.policy_in_etcd(&mut file.policy, &rows, cluster.probe.as_ref(), &revocation);
         let maintenance = self.maintenance(file.maintenance, &revocation, stored.as_ref());
-        let policy = self.policy_settings(file.policy, stored, &listeners, &named, namespaces);
+        let mut policy = self.policy_settings(file.policy, stored, &listeners, &named, namespaces);
+        policy.listener_limits = listener_limits;
         Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &reached, &listeners)),
             session: Arc::new(self.session(file.session)),
             passwords: Arc::new(self.passwords(file.login)),
             maintenance,
             policy: Arc::new(policy),
+            protection: self.protection(file.protection),
             revocation: Arc::new(revocation),
             watch: self.watch(file.watch),
             limits: self.limits(file.limits),

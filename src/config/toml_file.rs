@@ -12,6 +12,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::toml_limits::TomlUsageLimits;
+
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
 #[cfg_attr(test, derive(serde::Serialize))]
@@ -45,6 +47,8 @@ pub(super) struct TomlFile {
     pub(super) etcd_jwt: Option<TomlEtcdJwt>,
     #[serde(deserialize_with = "table")]
     pub(super) policy: TomlPolicy,
+    #[serde(deserialize_with = "table")]
+    pub(super) protection: TomlProtection,
     #[serde(deserialize_with = "table")]
     pub(super) maintenance: TomlMaintenance,
     #[serde(deserialize_with = "table")]
@@ -81,6 +85,8 @@ pub(super) struct TomlListener {
     pub(super) server_names: Option<BTreeMap<String, String>>,
     pub(super) client_urls: Option<Vec<String>>,
     pub(super) namespace: Option<String>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) limits: Option<TomlUsageLimits>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -330,6 +336,19 @@ pub(super) struct TomlPolicy {
     pub(super) state_file: Option<String>,
     pub(super) unknown_methods: Option<TomlUnknownMethods>,
     pub(super) require_identity: Option<TomlRequireIdentity>,
+    pub(super) limits_mode: Option<TomlPolicyMode>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) peer_limits: Option<TomlUsageLimits>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TomlProtection {
+    pub(super) mode: Option<TomlPolicyMode>,
+    pub(super) db_share: Option<f64>,
+    pub(super) db_quota: Option<String>,
+    pub(super) latency_target: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::toml_file::{TomlPolicyMode, some_table, tables};
+use super::toml_limits::TomlUsageLimits;
 
 /// The whole policy file.
 #[derive(Debug, Default, Deserialize)]
@@ -28,6 +29,10 @@ pub(super) struct TomlRole {
     pub(super) allow: Vec<TomlGrant>,
     #[serde(deserialize_with = "tables")]
     pub(super) deny: Vec<TomlGrant>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) limits: Option<TomlUsageLimits>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) total_limits: Option<TomlUsageLimits>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -7,7 +7,7 @@
 //! records are counted.
 
 use prometheus_client::metrics::gauge::Gauge;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -21,6 +21,8 @@ use crate::refusal::Code;
 use crate::rpc::method::{Method, StreamingSides};
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::{self, metrics::Metrics};
+use crate::usage::caller_usage::{CallUsage, CallerUsage};
+use crate::usage::exceeded::Exceeded;
 
 /// The calls of a shard that leave a record in the log.
 #[derive(Clone, Debug)]
@@ -63,7 +65,10 @@ pub struct AccessRecord {
     /// The number of times the call was sent upstream.
     pub attempts: Cell<u32>,
     /// Bytes of framed messages sent to the client.
-    pub sent: u64,
+    sent: u64,
+    /// Counts the call for its caller's limits.
+    usage: OnceCell<CallUsage>,
+    limit: Cell<Option<Exceeded>>,
 }
 
 impl AccessRecord {
@@ -84,6 +89,8 @@ impl AccessRecord {
             member: Cell::default(),
             attempts: Cell::default(),
             sent: 0,
+            usage: OnceCell::new(),
+            limit: Cell::default(),
         }
     }
 
@@ -145,6 +152,42 @@ impl AccessRecord {
         self.attempts.get()
     }
 
+    /// Counts the call for its caller's limits, until the record ends.
+    pub fn set_usage(&self, usage: CallUsage) {
+        self.usage.get_or_init(|| usage);
+    }
+
+    /// The count of the call; `None` without any limit.
+    #[must_use]
+    pub fn call_usage(&self) -> Option<&CallUsage> {
+        self.usage.get()
+    }
+
+    /// The limits of the caller; `None` without any limit.
+    #[must_use]
+    pub fn usage(&self) -> Option<&Rc<CallerUsage>> {
+        self.usage.get().map(CallUsage::caller)
+    }
+
+    /// Notes the limit that refused the call.
+    pub fn note_limit(&self, limit: Exceeded) {
+        self.limit.set(Some(limit));
+    }
+
+    /// The limit that refused the call.
+    #[must_use]
+    pub fn limit(&self) -> Option<Exceeded> {
+        self.limit.get()
+    }
+
+    /// Counts bytes of framed messages sent to the client.
+    pub fn count_sent(&mut self, bytes: usize) {
+        self.sent += bytes as u64;
+        if let Some(usage) = self.usage() {
+            usage.charge_reply(bytes);
+        }
+    }
+
     /// True once the status code of the call is noted.
     #[must_use]
     pub fn has_ended(&self) -> bool {
@@ -186,6 +229,7 @@ impl Drop for AccessRecord {
                 member: self.member.get(),
                 attempts: self.attempts.get(),
                 sent: self.sent,
+                limit: self.limit.get(),
             };
             call_audit::write(audit, &sinks.audit_limiter, self.audit.take(), &facts);
         }
@@ -212,6 +256,7 @@ impl Drop for AccessRecord {
             member = self.member.get().map(tracing::field::display),
             attempts = self.attempts.get(),
             sent = self.sent,
+            limit = self.limit.get().map(tracing::field::display),
             listener = &*self.origin.listener,
             remote = self.origin.remote_text.as_ref().map(tracing::field::display),
             "call"

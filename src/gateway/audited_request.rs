@@ -22,7 +22,7 @@ use crate::policy::permit_set::{Decision, Denial, PermitSet};
 use crate::refusal::{Code, Refusal};
 use crate::rpc::method::Effect;
 use crate::upstream::answer::MemberReply;
-use crate::watch::session_driver::WatchRequestObserver;
+use crate::watch::request_gate::WatchRequestObserver;
 
 /// The wait of a call for room for its record.
 pub type RecordRoomWait<'c> = LocalBoxFuture<'c, Result<(), Refusal>>;

@@ -26,6 +26,7 @@ use crate::rpc::key_range::RangeEnd;
 use crate::rpc::method::{Class, Effect, Handler, Lane, Method};
 use crate::rpc::touch::{self, Touch, TouchTarget};
 use crate::telemetry::limiter::RecordLimiter;
+use crate::usage::exceeded::Exceeded;
 
 /// Bytes of a record beside its ranges.
 const FIELDS: usize = 700;
@@ -193,6 +194,7 @@ pub(super) struct CallFacts<'a> {
     pub(super) member: Option<MemberId>,
     pub(super) attempts: u32,
     pub(super) sent: u64,
+    pub(super) limit: Option<Exceeded>,
 }
 
 impl CallFacts<'_> {
@@ -239,6 +241,7 @@ pub(super) fn write(
     let lease = audit.as_ref().and_then(|audit| audit.lease).map(lease_text);
     let member = facts.member.map(|member| member.to_string());
     let verdict = audit.as_ref().and_then(|audit| audit.verdict.as_ref()).map(PolicyVerdict::texts);
+    let limit = facts.limit.map(|limit| limit.to_string());
     let record = CallAuditRecord {
         time: Timestamp::now(),
         event: name(event),
@@ -262,6 +265,7 @@ pub(super) fn write(
         policy_generation: verdict.as_ref().map(|verdict| &*verdict.generation),
         verdict: verdict.as_ref().map(|verdict| verdict.verdict),
         rule: verdict.as_ref().and_then(|verdict| verdict.rule.as_deref()),
+        limit: limit.as_deref(),
         user_agent: audit.as_ref().and_then(|audit| audit.user_agent.as_deref()),
     };
     match &audit {
@@ -317,6 +321,7 @@ impl WatchStreamFacts {
             policy_generation: verdict.as_ref().map(|verdict| &*verdict.generation),
             verdict: verdict.as_ref().map(|verdict| verdict.verdict),
             rule: verdict.as_ref().and_then(|verdict| verdict.rule.as_deref()),
+            limit: None,
             user_agent: self.stream.user_agent.as_deref(),
         };
         log.record(None, &record.with_ranges(&ranges));

@@ -41,6 +41,7 @@ use crate::rpc::method::Method;
 use crate::rpc::namespace::Namespace;
 use crate::secret::Secret;
 use crate::upstream::send::UpstreamUser;
+use crate::usage::caller_usage::CallerUsage;
 
 use identities::{OwnCredential, PeerStanding};
 
@@ -68,6 +69,8 @@ pub struct Caller {
     pub needs_recheck: bool,
     /// The caller's permissions, found at first use.
     permits: OnceCell<Rc<PermitSet>>,
+    /// The caller's limits, found at first use; `None` without any limit.
+    usage: OnceCell<Option<Rc<CallerUsage>>>,
     /// The basis of the decision: when void, the caller's streams and calls end.
     grounds: CallerGrounds,
 }
@@ -98,8 +101,8 @@ impl Caller {
             UpstreamUser::Nobody => None,
             UpstreamUser::User(identity) => Some(identity.user().clone()),
         };
-        let permits = OnceCell::new();
-        Self { upstream_user, user, expires_at, needs_recheck: false, permits, grounds }
+        let (permits, usage) = (OnceCell::new(), OnceCell::new());
+        Self { upstream_user, user, expires_at, needs_recheck: false, permits, usage, grounds }
     }
 
     /// The caller's permissions under the rules by which the caller was identified.
@@ -113,6 +116,22 @@ impl Caller {
                 listener: &client.listener.name,
             }))
         })
+    }
+
+    /// The caller's limits under the rules by which the caller was identified; `None` without any limit.
+    #[must_use]
+    pub fn usage(
+        &self,
+        gateway: &Gateway,
+        identities: &Identities,
+        client: &ClientConnection,
+    ) -> Option<&Rc<CallerUsage>> {
+        let usage = self.usage.get_or_init(|| {
+            let roles = &self.permits(identities, client).roles;
+            let (settings, listener) = (identities.policy.settings(), &client.listener.name);
+            gateway.usage.usage_of(settings, &self.grounds.peer, roles, listener)
+        });
+        usage.as_ref()
     }
 
     /// The caller's namespace, if any, after the first use of the caller's permissions.

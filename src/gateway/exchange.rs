@@ -429,8 +429,8 @@ impl Exchange<'_> {
     ) -> Attempt {
         let now = Instant::now();
         let Some(status) = answer.status().filter(|status| !status.is_ok()).cloned() else {
-            if let Some(in_flight) = in_flight {
-                in_flight.answered(true, now);
+            if let Some(took) = in_flight.and_then(|in_flight| in_flight.answered(true, now)) {
+                self.call.gateway.usage.shedding.note_latency(took);
             }
             self.extended(shown, now);
             self.note(&mut answer, member);
@@ -438,7 +438,9 @@ impl Exchange<'_> {
         };
         match in_flight {
             Some(in_flight) if is_timeout(&status) && !self.is_over() => in_flight.failed(),
-            Some(in_flight) => in_flight.answered(false, now),
+            Some(in_flight) => {
+                in_flight.answered(false, now);
+            }
             None => {}
         }
         if is_trouble(&status) {

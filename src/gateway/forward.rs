@@ -16,8 +16,10 @@ use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
+use crate::gateway::usage_limits::AnswerCheck;
 use crate::gateway::{
     audited_request, auth_changes, defragment, leadership, member_answers, namespaces, read_floor, removal,
+    usage_limits,
 };
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane};
@@ -49,14 +51,14 @@ pub async fn serve(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineRe
     Ok(PipelineResult::Member(answer, in_use, registration, room))
 }
 
-/// The call, if its handler or its caller's namespace takes more steps than sending. Boxed, so that the other
-/// calls do not pay for larger futures.
+/// The call, if its handler, or its caller's namespace or limit of keys, takes more steps than sending.
+/// Boxed, so that the other calls do not pay for larger futures.
 fn more_than_sent<'e>(
     exchange: &Exchange<'e>,
     request: &'e UnaryRequest,
 ) -> Option<LocalBoxFuture<'e, Result<Box<MemberReply>, Refusal>>> {
     let steps = steps_of_handler(exchange, request);
-    if request.caller.namespace().is_none() {
+    if request.caller.namespace().is_none() && request.answer_check == AnswerCheck::None {
         return steps;
     }
     let exchange = exchange.clone();
@@ -65,6 +67,7 @@ fn more_than_sent<'e>(
             None => exchange.run(None).await?,
             Some(answered) => answered.await?,
         };
+        let answer = usage_limits::check_more(exchange.call, request.answer_check, answer).await?;
         namespaces::show(exchange.call, &request.caller, answer).await
     };
     Some(shown.boxed_local())
@@ -143,6 +146,7 @@ pub fn finish(call: &Call<'_>, request: &UnaryRequest, answer: &mut MemberReply)
         audited_request::note_denial(call, request.message(), answer);
         return Ok(());
     }
+    usage_limits::note_success(call, request.message(), answer);
     if let Some(seen) = answer.progress {
         call.record.note_audited(|audit| audit.revision = Some(seen.revision));
     }

@@ -1,24 +1,21 @@
 //! Calls of callers in a namespace: requests get the prefix of the caller's keys, answers lose the prefix.
 //!
-//! Owns: the splice of a unary call's request and answer, and holding a large answer whole: the length of a
+//! Owns: the splice of a unary call's request and answer; an answer is held whole, since the length of a
 //! message stands before its keys. Must not know: where keys stand in a message, which caller has which
-//! namespace. Invariants (docs/decisions.md#d56): an answer that cannot be spliced whole is not shown; an
-//! answer held whole is counted in the buffer of unread answers, with its copy.
+//! namespace. Invariant (docs/decisions.md#d56): an answer that cannot be spliced whole is not shown.
 
 use bytes::Bytes;
-use tokio::time::timeout;
 
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
-use crate::gateway::retries::PATIENCE;
-use crate::gateway::unread_answers::UnreadRoomNeed;
+use crate::gateway::whole_answer::hold_whole;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
 use crate::rpc::method::StreamingSides;
 use crate::rpc::namespace::{Namespace, NamespaceFault};
 use crate::rpc::schema::MessageId;
-use crate::upstream::answer::{MemberReply, ReplyRemainder};
+use crate::upstream::answer::MemberReply;
 
 /// Splices a framed request. `held` is charged for the prefixes. The request of a caller without a namespace
 /// stays as it is.
@@ -71,21 +68,10 @@ pub async fn show(
     if !answer.is_success() || !Namespace::has_keyed_answers(call.method) {
         return Ok(answer);
     }
-    let mut room = None;
-    if let ReplyRemainder::More(_) = answer.rest {
-        let bytes = answer.announced().ok_or(Refusal::UNREADABLE_ANSWER)?;
-        // The answer and its spliced copy.
-        let need = UnreadRoomNeed::of_whole(bytes.saturating_mul(2));
-        if !call.client.unread.has_limit_above(need) {
-            return Err(Refusal::ANSWER_TOO_LARGE);
-        }
-        let waited = timeout(PATIENCE, call.client.unread.wait_beyond(need)).await;
-        room = Some(waited.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS))?);
-        let read = answer.read_rest().await;
-        read.map_err(|_lost| Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)?;
-        if !answer.is_success() {
-            return Ok(answer);
-        }
+    // The answer and its spliced copy.
+    let room = hold_whole(call, &mut answer, 2).await?;
+    if !answer.is_success() {
+        return Ok(answer);
     }
     let framed = answer.message().ok_or(Refusal::UNREADABLE_ANSWER)?;
     // Two copies are counted, not three.

@@ -6,12 +6,11 @@
 use http::uri::PathAndQuery;
 use tokio::time::timeout;
 
-use crate::gateway::audited_request;
 use crate::gateway::call::Call;
-use crate::gateway::permission;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_answers::UnreadRoomNeed;
+use crate::gateway::{audited_request, permission, usage_limits};
 use crate::io::http2_body::Http2Body;
 use crate::members::choose::MemberTarget;
 use crate::refusal::Refusal;
@@ -31,6 +30,7 @@ pub async fn serve(
 ) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
     let mut caller = call.identify().await?;
+    usage_limits::admit(call, &caller)?;
     if let Some(room) = audited_request::begin(call, call.method.effect, None) {
         caller = audited_request::identify_after(call, Some(room)).await?;
     }

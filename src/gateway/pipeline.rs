@@ -11,8 +11,8 @@ use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 
-use futures_util::FutureExt as _;
 use futures_util::future::Either;
+use futures_util::{FutureExt as _, TryFutureExt as _};
 use http::uri::PathAndQuery;
 use http::{Request, StatusCode};
 use tokio::time::{Instant, timeout_at};
@@ -24,7 +24,7 @@ use crate::gateway::reply::{self, DownstreamResponse};
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::{
     ClientConnection, Gateway, audited_request, blocking_calls, defragment, forward, health, pass_through,
-    streams, vulnerable_members,
+    streams, usage_limits, vulnerable_members,
 };
 use crate::io::http2_body::Http2Body;
 use crate::refusal::Refusal;
@@ -53,7 +53,9 @@ pub fn serve(
             return reply::refuse(&refusal, call.record);
         }
         let deadline = call.deadline;
-        let outcome = guarded(&gateway.metrics, deadline, pin!(handled(&call, path.as_ref(), body))).await;
+        let handled = handled(&call, path.as_ref(), body);
+        let handled = handled.or_else(|refusal| usage_limits::in_time(&call, refusal));
+        let outcome = guarded(&gateway.metrics, deadline, pin!(handled)).await;
         match outcome {
             Ok(answer) => answer.reply(call.record),
             Err(refusal) => {
@@ -84,6 +86,7 @@ async fn handled(
     // Register the watch before any await: a write arriving next must find the registration.
     let start = (call.method.handler == Handler::Watch).then(|| call.client.watch_starts.begin());
     let caller = call.identify().await?;
+    usage_limits::admit(call, &caller)?;
     let body = call.charge_to(&caller, body)?;
     match (call.method.handler, start) {
         (Handler::Watch, Some(start)) => {
@@ -143,7 +146,7 @@ mod tests {
 
     /// Bound on the future of a call, in bytes: each call allocates and copies the future. Lower the bound
     /// together with the future.
-    const LARGEST_CALL: usize = 1720;
+    const LARGEST_CALL: usize = 1752;
 
     #[test]
     fn the_future_of_a_call_stays_small() {

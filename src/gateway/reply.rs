@@ -152,7 +152,7 @@ impl Body for Reply {
         Poll::Ready(match ready!(piece) {
             ReplyPiece::Data(bytes) => {
                 if let Some(record) = &mut self.record {
-                    record.sent += bytes.len() as u64;
+                    record.count_sent(bytes.len());
                 }
                 Some(Ok(Frame::data(bytes)))
             }

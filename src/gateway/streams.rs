@@ -23,10 +23,10 @@ use crate::gateway::active_streams::Registration;
 use crate::gateway::audited_request::{self, RecordRoomWait};
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
-use crate::gateway::permission;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::request_body::hold_while_waiting;
 use crate::gateway::unary_request::UnaryRequest;
+use crate::gateway::{permission, usage_limits};
 use crate::lease::keepalive::KeepAliveStream;
 use crate::lease::observe::ObserveStream;
 use crate::lease::renewal_permission::RenewalAccess;
@@ -39,6 +39,8 @@ use crate::upstream::send::copy_forwarded_fields;
 use crate::watch::access::WatchAccess;
 use crate::watch::budget::WatchByteShare;
 use crate::watch::hub::HubTiming;
+use crate::watch::limited_watches::LimitedWatches;
+use crate::watch::request_gate::WatchRequestGate;
 use crate::watch::session_driver::WatchSession;
 use crate::watch::upstream_stream::{RULES, WatchRoute};
 
@@ -87,10 +89,13 @@ pub fn watch(
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
         namespace: caller.namespace().cloned(),
-        access: registration
-            .permits()
-            .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
-        observer: audited_request::watch_observer(call, caller, registration.permits()),
+        gate: Box::new(WatchRequestGate {
+            access: registration
+                .permits()
+                .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
+            usage: call.record.usage().map(|usage| Box::new(LimitedWatches::new(Rc::clone(usage)))),
+            observer: audited_request::watch_observer(call, caller, registration.permits()),
+        }),
     };
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
     let run = session.run(body, replies.clone(), start).boxed_local();
@@ -142,6 +147,7 @@ pub fn keep_alive(
             .permits()
             .map(|permits| RenewalAccess { permits, metrics: gateway.metrics.policy.clone() }),
         resumed: gateway.metrics.keepalive_resumes.clone(),
+        usage: call.record.usage().cloned(),
         link: Rc::clone(&link),
     };
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
@@ -156,6 +162,7 @@ pub fn keep_alive(
 /// The budget for waiting requests is used up, or the caller is not authorized.
 pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult, Refusal> {
     let (gateway, client, caller) = (call.gateway, call.client, &request.caller);
+    let watch = usage_limits::count_observe(call)?;
     let registration = gateway.enter(client, caller, Some(request.decided(call)))?;
     let permit = request.permit;
     let (request, waiting) = hold_while_waiting(call, request.message())?;
@@ -174,7 +181,7 @@ pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult
     };
     let (in_use, limited) = (caller.in_use(), limits(call, caller, link, registration));
     let run = observe.run(replies.clone()).boxed_local();
-    gateway.tasks.spawn("observe", within(limited, replies, run, (in_use, held, waiting))).detach();
+    gateway.tasks.spawn("observe", within(limited, replies, run, (in_use, held, waiting, watch))).detach();
     Ok(PipelineResult::Stream(said))
 }
 

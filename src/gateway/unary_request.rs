@@ -16,7 +16,10 @@ use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::permission::DecidedRequest;
-use crate::gateway::{addressed_member, audited_request, namespaces, permission, request_body, write_order};
+use crate::gateway::usage_limits::AnswerCheck;
+use crate::gateway::{
+    addressed_member, audited_request, namespaces, permission, request_body, usage_limits, write_order,
+};
 use crate::members::choose::MemberTarget;
 use crate::policy::permit::Permit;
 use crate::refusal::Refusal;
@@ -37,6 +40,8 @@ pub struct UnaryRequest {
     pub is_local: bool,
     /// The policy's permit for the request.
     pub permit: Permit,
+    /// The treatment of the answer, by the caller's limit of keys.
+    pub answer_check: AnswerCheck,
     _held: RequestMemoryCharge,
 }
 
@@ -69,11 +74,13 @@ impl UnaryRequest {
         }
         let spliced = namespaces::splice_request(call, &caller, framed, &mut held);
         audited_request::note_real_keys(call, &caller, spliced.as_ref().ok().map(message_of));
-        let framed = spliced?;
+        let mut framed = spliced?;
         let permit = permission::of_request(call, &caller, message_of(&framed)).await;
         let permit = permit.inspect_err(|_| audited_request::note_refused_keys(call, message_of(&framed)))?;
+        let answer_check = usage_limits::limit_request(call, effect, &mut framed, &mut held)?;
         let message = message_of(&framed);
         Ok(Self {
+            answer_check,
             caller,
             permit,
             effect,

@@ -36,6 +36,7 @@ use crate::upstream::reopening_stream::{
     ReopenStep, ReopeningEvent, ReopeningStream, StreamRoute, StreamRules,
 };
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
+use crate::usage::caller_usage::CallerUsage;
 
 const PATH: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 /// Largest keepalive request. A request is a single number; the rest is room for fields added by later
@@ -65,6 +66,8 @@ pub struct KeepAliveStream {
     pub permit: Permit,
     /// The caller's permissions, for the decision on each renewal.
     pub access: Option<RenewalAccess>,
+    /// The caller's limits, which know the caller's leases; `None` without any limit.
+    pub usage: Option<Rc<CallerUsage>>,
     /// Counter of upstream streams opened to resume a client's stream.
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// Notes if an upstream stream serves the client's stream.
@@ -76,6 +79,7 @@ struct KeepAliveDriver {
     /// Checked by a linearizable read after a doubtful answer, before the request is sent again.
     upstream: ReopeningStream<()>,
     pending: PendingRenewals,
+    usage: Option<Rc<CallerUsage>>,
     /// Start of the front request's wait on the present stream.
     waiting_since: Instant,
     /// Start of the front request's whole wait, if a stream was lost meanwhile.
@@ -87,7 +91,7 @@ struct KeepAliveDriver {
 impl KeepAliveStream {
     /// Serves the client's stream to the end.
     pub async fn run(self, body: RequestBody, client: ReplySender) {
-        let Self { upstream, user, headers, permit, access, resumed, link } = self;
+        let Self { upstream, user, headers, permit, access, usage, resumed, link } = self;
         let Some(method) = lookup(PATH) else { return };
         let mut permissions = RenewalPermissions::new(Rc::clone(&upstream), user.clone(), access);
         let route = StreamRoute { upstream, user, headers, method, rules: &RULES, request: None, permit };
@@ -95,6 +99,7 @@ impl KeepAliveStream {
         let mut running = KeepAliveDriver {
             upstream: ReopeningStream::new(route, MemberTarget::LeaderFirst, resumed, link),
             pending: PendingRenewals::default(),
+            usage,
             waiting_since: Instant::now(),
             stuck_since: None,
             half_closed: false,
@@ -209,8 +214,11 @@ impl KeepAliveDriver {
         let Some(at) = self.upstream.open_stream() else { return Ok(None) };
         let zero = if at.member.traits().keepalive_false_zero { ZeroTtl::Confirm } else { ZeroTtl::Final };
         let answer = LeaseKeepAliveResponse::decode(message.clone()).ok();
-        match answer.map(|answer| self.pending.answered(answer.ttl, zero)) {
+        match answer.as_ref().map(|answer| self.pending.answered(answer.ttl, zero)) {
             Some(RenewalVerdict::Deliver) => {
+                if let (Some(usage), Some(answer)) = (&self.usage, &answer) {
+                    usage.note_renewal(answer.id, answer.ttl);
+                }
                 self.upstream.note_delivery();
                 self.upstream.forget_losses();
                 self.stuck_since = None;

@@ -87,6 +87,12 @@ impl Policy {
         &self.document
     }
 
+    /// The settings of the policy.
+    #[must_use]
+    pub fn settings(&self) -> &PolicySettings {
+        &self.settings
+    }
+
     /// The end of the next binding to end, if any: the policy is to be compiled again then.
     #[must_use]
     pub fn next_end(&self) -> Option<SystemTime> {

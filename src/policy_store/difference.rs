@@ -43,6 +43,8 @@ fn rows(text: &str) -> Rows {
         for kind in ["allow", "deny"] {
             lines.extend(tables(table, kind).map(|grant| format!("{kind} {}", inline(grant))));
         }
+        let others = table.iter().filter(|(key, _)| !["name", "allow", "deny"].contains(&key.as_str()));
+        lines.extend(others.map(|(key, value)| format!("{key} = {value}")));
     }
     for table in tables(&document, "group") {
         let members = table.get("members").and_then(Value::as_array).into_iter().flatten();
@@ -103,6 +105,7 @@ mod tests {
         name = "app"
         allow = [{ actions = ["write"], key = "/app/lock" }, { actions = ["read"], prefix = "/app2/" }]
         deny = [{ actions = ["write"], prefix = "/app/secret/" }]
+        limits = { calls_per_second = 5 }
         [[role]]
         name = "new"
     "#;
@@ -121,6 +124,7 @@ mod tests {
             r#"-   allow { actions = ["read"], prefix = "/app/" }"#,
             r#"+   allow { actions = ["read"], prefix = "/app2/" }"#,
             r#"+   deny { actions = ["write"], prefix = "/app/secret/" }"#,
+            r#"+   limits = { calls_per_second = 5 }"#,
             r#"+ role "new""#,
             r#"- role "old""#,
         ];

@@ -111,7 +111,10 @@ mod tests {
 
     #[test]
     fn a_grant_binds_its_role_until_its_end() {
-        let role = |name: &str| PolicyRole { name: name.into(), allow: vec![], deny: vec![] };
+        let role = |name: &str| {
+            let (limits, total_limits) = Default::default();
+            PolicyRole { name: name.into(), allow: vec![], deny: vec![], limits, total_limits }
+        };
         let document = PolicyDocument { roles: vec![role("a"), role("b")], ..PolicyDocument::default() };
         let binding = grant().binding(&document, &[]).unwrap();
         let end = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);

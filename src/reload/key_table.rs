@@ -122,6 +122,16 @@ const KEYS: &[KeyRow] = &[
         },
     )
     .named("[policy]"),
+    compared(
+        Reload(Identities),
+        &["policy.peer_limits", "policy.limits_mode", "listener.limits"],
+        |was, is| {
+            let (was, is) = (&was.policy, &is.policy);
+            (&was.peer_limits, was.limits_mode, &was.listener_limits)
+                == (&is.peer_limits, is.limits_mode, &is.listener_limits)
+        },
+    )
+    .named("limits of peers and listeners"),
     compared(Reload(Identities), &["jwt", "etcd_jwt"], |was, is| was.issuers == is.issuers).named("[[jwt]]"),
     compared(Reload(Identities), &["listener.identify"], |was, is| identify(was).eq(identify(is)))
         .named("what listeners identify by"),
@@ -137,6 +147,7 @@ const KEYS: &[KeyRow] = &[
     }),
     compared(Reload(InForce), &["drain"], |was, is| was.drain == is.drain),
     compared(Reload(InForce), &["maintenance"], |was, is| was.maintenance == is.maintenance),
+    compared(Reload(InForce), &["protection"], |was, is| was.protection == is.protection),
     compared(Reload(InForce), &["policy.require_identity"], |was, is| {
         was.policy.require_identity == is.policy.require_identity
     }),

@@ -27,6 +27,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         issuers: read.issuers,
         mapping: read.mapping,
         policy: Arc::new(in_force_of_policy(&current.policy, &read.policy)),
+        protection: read.protection,
         revocation: Arc::new(Revocation {
             keep: keep(&current.revocation.keep, &read.revocation.keep),
             max_age: current.revocation.max_age,
@@ -109,14 +110,7 @@ fn in_force_of_policy(current: &PolicySettings, read: &PolicySettings) -> Policy
         login: read.stored.as_ref().map_or_else(|| stored.login.clone(), |read| read.login.clone()),
         state_file: stored.state_file.clone(),
     });
-    PolicySettings {
-        mode: read.mode,
-        unknown_methods: read.unknown_methods,
-        require_identity: read.require_identity,
-        document: Arc::clone(&read.document),
-        stored,
-        listener_namespaces: read.listener_namespaces.clone(),
-    }
+    PolicySettings { stored, ..read.clone() }
 }
 
 fn keep(current: &RevocationPersistence, read: &RevocationPersistence) -> RevocationPersistence {

@@ -20,6 +20,7 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::telemetry::audit_metrics::AuditMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
+use crate::telemetry::limit_metrics::LimitMetrics;
 use crate::telemetry::member_metrics::MemberMetrics;
 use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::telemetry::policy_store_metrics::PolicyStoreMetrics;
@@ -104,6 +105,8 @@ pub struct Metrics {
     pub connections: Gauge,
     /// Client connections refused or closed.
     pub connection_figures: ConnectionMetrics,
+    /// Limits on usage, and shedding.
+    pub limits: LimitMetrics,
     /// Decisions of the policy.
     pub policy: PolicyMetrics,
     /// Metrics of the policy stored in etcd.
@@ -240,6 +243,7 @@ impl Metrics {
         Self {
             unread: UnreadMetrics::registered(&mut registry),
             connection_figures: ConnectionMetrics::registered(&mut registry),
+            limits: LimitMetrics::registered(&mut registry),
             policy: PolicyMetrics::registered(&mut registry),
             policy_store: PolicyStoreMetrics::registered(&mut registry),
             request_memory: RequestMemoryMetrics::registered(&mut registry),

@@ -70,16 +70,18 @@ impl<'a> InFlightCall<'a> {
         Self { upstream, member, time, began, answered: false }
     }
 
-    /// Records an answer received at `now`; `well` is true for a successful answer.
-    pub fn answered(mut self, well: bool, now: Instant) {
+    /// Records an answer received at `now`; `well` is true for a successful answer. Returns the latency, if
+    /// it is a sample of the member's speed.
+    pub fn answered(mut self, well: bool, now: Instant) -> Option<Duration> {
         self.answered = true;
         let load = &self.member.load;
         load.record_answer(now);
         if !well {
-            return;
+            return None;
         }
         if self.time == LatencySampling::TellsNothing {
-            return load.record_completed();
+            load.record_completed();
+            return None;
         }
         let took = now.saturating_duration_since(self.began);
         load.answered(now, took);
@@ -87,6 +89,7 @@ impl<'a> InFlightCall<'a> {
         if load.record_far_slower(now, far) {
             eject(&self.upstream.members.snapshot.load(), self.member, Ejection::Slow, now);
         }
+        Some(took)
     }
 
     /// Records a failure apparently caused by the member.

@@ -23,6 +23,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::identity::Revision;
+use crate::refusal::Refusal;
 
 use super::cursor::WatchCursor;
 use super::watch_messages::{
@@ -99,8 +100,8 @@ pub struct HubTiming {
 pub enum HubInput {
     /// A WatchRequest message of the client.
     Client(Bytes),
-    /// A WatchRequest message of the client with a create that the policy does not permit.
-    DeniedClient(Bytes),
+    /// A WatchRequest message of the client with a create that is refused, and the reason.
+    DeniedClient(Bytes, Refusal),
     /// The stream's member is chosen and the request is on its way: messages may be sent. Do not wait for the
     /// response headers: etcd sends headers only together with the first message of a Watch.
     Opened {
@@ -433,7 +434,7 @@ impl Hub {
         }
         let result = match input {
             HubInput::Client(message) => self.client(&message),
-            HubInput::DeniedClient(message) => self.denied_client(&message),
+            HubInput::DeniedClient(message, reason) => self.denied_client(&message, &reason),
             HubInput::Opened { stream, traits } => {
                 self.opened(stream, traits);
                 Ok(())

@@ -1,5 +1,4 @@
-//! Driver of a client's Watch stream: moves bytes between the client, the hub and the upstream streams. Holds
-//! no rules.
+//! Driver of a client's Watch stream: moves bytes between client, hub and upstream streams. Holds no rules.
 //!
 //! Owns: the order in which inputs are polled. Must not know: the meaning of a message.
 //! Invariants: while the client does not take the queued messages, no upstream stream is read, so that flow
@@ -38,17 +37,15 @@ use crate::tasks::poll_timer::poll_timer;
 use crate::tasks::wake_gate::WakeGate;
 use crate::upstream::bidi::BidiEvent;
 use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revision};
-use crate::watch::access::WatchAccess;
 use crate::watch::budget::{FREE, SMALL};
 use crate::watch::hub::{
     Hub, HubInput, HubOutput, HubTiming, StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd,
 };
+use crate::watch::limited_watches::WatchPauses;
+use crate::watch::request_gate::WatchRequestGate;
 use crate::watch::upstream_stream::{
     SourceOpenFailure, UpstreamStreamEvent, UpstreamStreamState, WatchRoute, login_loss, refuses_credential,
 };
-
-/// Sees each request message of a client's Watch stream.
-pub type WatchRequestObserver = Box<dyn Fn(&[u8])>;
 
 /// The surroundings of a Watch stream.
 pub struct WatchSession {
@@ -64,12 +61,10 @@ pub struct WatchSession {
     pub starts: Rc<WatchStarts>,
     /// The link state of this client stream: up while an upstream stream serves it.
     pub link: Rc<UpstreamLink>,
-    /// The decision on each watch; `None` permits every watch.
-    pub access: Option<WatchAccess>,
+    /// The decision on each request.
+    pub gate: Box<WatchRequestGate>,
     /// The caller's namespace: the hub holds creates with its prefix, and events without.
     pub namespace: Option<Arc<Namespace>>,
-    /// The observer of the client's requests, if any.
-    pub observer: Option<WatchRequestObserver>,
 }
 
 /// The outcome of a read: a connection was available, or a limit left no room.
@@ -196,18 +191,20 @@ impl RunningWatchSession {
             if self.client.poll_gone(cx).is_ready() {
                 return Poll::Ready(None);
             }
-            if self.session.access.as_ref().is_some_and(|access| access.take_change(cx)) {
+            if self.session.gate.access.as_ref().is_some_and(|access| access.take_change(cx)) {
                 self.end_denied();
                 continue;
             }
             let quiet = self.is_quiet(cx);
-            if let Poll::Ready(event) = self.poll_gated(cx, quiet) {
+            let pauses = self.session.gate.pauses();
+            if let Poll::Ready(event) = self.poll_gated(cx, quiet, pauses) {
                 if let ControlFlow::Break(end) = self.gated_event(event, quiet) {
                     return Poll::Ready(end);
                 }
                 continue;
             }
-            let Poll::Ready((stream, event)) = self.poll_upstream(cx, quiet) else { return Poll::Pending };
+            let reads = quiet && pauses.events.is_none();
+            let Poll::Ready((stream, event)) = self.poll_upstream(cx, reads) else { return Poll::Pending };
             self.event(stream, event);
             if !quiet {
                 // The stream's turn is of no use before the client has taken the queued messages.
@@ -228,12 +225,17 @@ impl RunningWatchSession {
         }
     }
 
-    fn poll_gated(&mut self, cx: &Context<'_>, quiet: bool) -> Poll<GatedEvent> {
+    fn poll_gated(&mut self, cx: &Context<'_>, quiet: bool, pauses: WatchPauses) -> Poll<GatedEvent> {
         let hub_due = self.hub.next_deadline().filter(|_| quiet);
         let wanted = GatedWaits {
-            requests: quiet && self.reads_requests && self.hub.accepts_client(),
+            requests: quiet && pauses.requests.is_none() && self.reads_requests && self.hub.accepts_client(),
             reads: quiet && self.reads.is_some(),
-            due: hub_due.into_iter().chain(self.turn_ends()).min(),
+            due: hub_due
+                .into_iter()
+                .chain(self.turn_ends())
+                .chain(pauses.requests)
+                .chain(pauses.events)
+                .min(),
         };
         if wanted != self.gated {
             self.gated = wanted;
@@ -319,13 +321,9 @@ impl RunningWatchSession {
                 let Some(message) = self.in_namespace(message) else {
                     return ControlFlow::Break(Some(status(WatchStreamEnd::InvalidRequest)));
                 };
-                if let Some(observer) = &self.session.observer {
-                    observer(&message);
-                }
                 let newest = self.hub.newest();
-                let is_permitted = self.session.access.as_ref().is_none_or(|access| access.permits(&message));
-                let input = if is_permitted { HubInput::Client } else { HubInput::DeniedClient };
-                self.input(input(message));
+                let input = self.session.gate.input(message);
+                self.input(input);
                 if self.hub.newest() != newest && self.hub.is_unregistered(self.hub.newest()) {
                     self.starts.insert(self.hub.newest(), start.clone());
                 }
@@ -373,6 +371,9 @@ impl RunningWatchSession {
         }
         step(&mut self.hub, Instant::now(), &mut outputs);
         self.starts.retain(|watch, _| self.hub.is_unregistered(*watch));
+        if let Some(usage) = &self.session.gate.usage {
+            usage.keep(self.hub.watch_count());
+        }
         if before.is_some() && before != self.hub.cluster() {
             self.session.route.floor.follow(self.hub.cluster());
         }
@@ -385,9 +386,9 @@ impl RunningWatchSession {
 
     /// Ends the watches that the caller's changed permissions do not permit any more.
     fn end_denied(&mut self) {
-        let Some(access) = self.session.access.take() else { return };
+        let Some(access) = self.session.gate.access.take() else { return };
         self.step(|hub, now, outputs| hub.end_denied(now, |create| access.permits_watch(create), outputs));
-        self.session.access = Some(access);
+        self.session.gate.access = Some(access);
     }
 
     /// The earliest end of a stream's turn to be resumed. Applies also while upstream is unread because the

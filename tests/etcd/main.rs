@@ -154,6 +154,8 @@ mod twin;
 #[cfg(test)]
 mod unread_log;
 #[cfg(test)]
+mod usage_limits;
+#[cfg(test)]
 mod way_out;
 #[cfg(test)]
 mod write_order;

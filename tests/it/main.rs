@@ -140,6 +140,8 @@ mod unread_answers;
 #[cfg(test)]
 mod upstream_headers;
 #[cfg(test)]
+mod usage_limits;
+#[cfg(test)]
 mod watches;
 #[cfg(test)]
 mod withdrawn;

@@ -14,7 +14,7 @@ const FLOORS: &[(u8, &[&str])] = &[
     (7, &["downstream", "upstream", "own_keys"]),
     (6, &["credentials"]),
     (5, &["members"]),
-    (4, &["dial", "policy", "audit"]),
+    (4, &["dial", "policy", "audit", "usage"]),
     (3, &["config"]),
     (2, &["rpc"]),
     (1, &["refusal", "shard", "jwt", "users", "authority"]),

@@ -147,6 +147,24 @@ impl GrpcClient {
         Ok(M::decode(self.call_raw(path, message).await?)?)
     }
 
+    /// Makes a unary call, and reads an answer of any size without keeping the answer. True for a success.
+    pub(crate) async fn drain(&self, path: &str, message: &impl Message) -> bool {
+        self.drained(path, message).await.is_ok()
+    }
+
+    async fn drained(&self, path: &str, message: &impl Message) -> Result<(), Failure> {
+        let request = self.request(path, Some("60S"))?;
+        let (response, mut sent) = self.send.clone().ready().await?.send_request(request, false)?;
+        sent.send_data(frame::encode(&message.encode_to_vec()), true)?;
+        let (head, mut body) = response.await?.into_parts();
+        verify(path, head.status, &head.headers)?;
+        while let Some(chunk) = body.data().await {
+            body.flow_control().release_capacity(chunk?.len())?;
+        }
+        let trailers = body.trailers().await?.ok_or("an answer without trailers")?;
+        verify(path, StatusCode::OK, &trailers)
+    }
+
     /// Opens a stream with its first message: some servers send no header before.
     pub(crate) async fn open(&self, path: &str, first: Bytes) -> Result<BidiStream, Failure> {
         let request = self.request(path, None)?;

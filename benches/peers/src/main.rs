@@ -4,6 +4,7 @@
 //! Owns: the command line. Must not know: the other proxies, the figures of a table. Invariant: a load prints
 //! a figure only after every answer behind the figure was verified.
 
+mod abuse;
 mod auth_setup;
 mod bare;
 mod calls;
@@ -53,6 +54,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Program {
+    /// Reads the whole keyspace over and over, and writes at a steady rate: an abusive identity.
+    Abuse(abuse::Abuse),
     /// Forwards every call over one upstream connection, and does nothing else.
     Bare {
         #[arg(long)]
@@ -84,6 +87,8 @@ enum Program {
     Crowd(crowd::Crowd),
     /// Adds users with the right to everything, and turns auth on.
     EnableAuth(auth_setup::EnableAuth),
+    /// Fills the keyspace of a cluster without auth.
+    Fill(abuse::Fill),
     /// Delivers the events of one key to many watches, and prints the delivery times.
     FanOut(fan_out::FanOut),
     /// Opens one watch after the other, and prints the time of each first event.
@@ -120,6 +125,7 @@ fn run(program: Program) -> Result<(), Failure> {
     let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
     runtime.block_on(async {
         match program {
+            Program::Abuse(load) => load.run().await,
             Program::Bare { listen, upstream, tls } => {
                 let tls = tls.as_deref().map(certificates::server_config).transpose()?;
                 bare::serve(listen, upstream, tls).await
@@ -131,6 +137,7 @@ fn run(program: Program) -> Result<(), Failure> {
             Program::Crowd(load) => load.run().await,
             Program::EnableAuth(setup) => setup.run().await,
             Program::FanOut(load) => load.run().await,
+            Program::Fill(setup) => setup.run().await,
             Program::FirstEvent(load) => load.run().await,
             Program::Idle(load) => load.run().await,
             Program::Keepalive(load) => load.run().await,

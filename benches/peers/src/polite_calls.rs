@@ -14,7 +14,8 @@ use serde_json::json;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::Failure;
-use crate::client_pool::verified_range;
+use crate::canned::PASSWORD;
+use crate::client_pool::{log_in, verified_range};
 use crate::grpc_client::GrpcClient;
 use crate::latency::{micros, percentile};
 use crate::script_turns::{tell, wait_for_turn};
@@ -37,6 +38,9 @@ pub(crate) struct PoliteCalls {
     /// Duration of one phase in milliseconds.
     #[arg(long, default_value_t = 5000)]
     millis: u64,
+    /// Users with a connection each, in turn, with the usual password; in place of the token.
+    #[arg(long, value_delimiter = ',')]
+    users: Vec<String>,
     /// Number of phases; `run` gives each its turn.
     #[arg(long, default_value_t = 2)]
     phases: usize,
@@ -47,8 +51,12 @@ impl PoliteCalls {
     pub(crate) async fn run(self) -> Result<(), Failure> {
         let tasks = Tasks::default();
         let mut clients = Vec::new();
+        let mut users = self.users.iter().cycle();
         for _ in 0..self.connections {
-            let client = self.proxy.connect(&tasks).await?;
+            let mut client = self.proxy.connect(&tasks).await?;
+            if let Some(user) = users.next() {
+                client.set_token(&log_in(self.proxy.address, user, PASSWORD, &tasks).await?)?;
+            }
             for _ in 0..WARM {
                 timeout(LIMIT, verified_range(&client)).await??;
             }

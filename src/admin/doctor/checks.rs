@@ -4,6 +4,7 @@
 //! argument. Invariants: a check without its inputs adds an entry to `unseen` and no finding; every command
 //! in a fix exists in etcdctl, etcdutl or keyward.
 
+mod limits;
 mod stored_policy;
 mod versions;
 
@@ -24,6 +25,7 @@ use crate::members::membership::{
     UnreadyReason,
 };
 use crate::policy_store::PolicyStoreStatus;
+use crate::usage::exceeded::Exceeded;
 
 /// A certificate expiring within `ENDS_SOON` is a warning, within `ENDS_NOW` an error.
 const ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -64,6 +66,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) stored_policy: Option<&'a PolicyStoreStatus>,
     pub(super) root_holders: &'a RootHolders,
     pub(super) connections: &'a ConnectionOccupancy,
+    /// The limits that refuse calls all the time.
+    pub(super) constant_limits: &'a [Exceeded],
 }
 
 impl DoctorInputs<'_> {
@@ -82,6 +86,7 @@ impl DoctorInputs<'_> {
         self.certificates(&mut findings);
         self.connections(&mut findings);
         stored_policy::check(self.config, self.stored_policy, &mut findings);
+        self.limits(&mut findings);
         for key in self.waiting {
             let what = "it says otherwise in the file: that is not in force, and waits for a restart";
             let fix = "keyward drain, and start it again; with several replicas, one after the other";

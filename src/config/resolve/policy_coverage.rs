@@ -163,6 +163,7 @@ mod tests {
 
     use super::*;
     use crate::config::policy_document::KeyTemplate;
+    use crate::config::usage_limits::UsageLimits;
 
     fn template(text: &str) -> KeyTemplate {
         KeyTemplate::parse(text).unwrap()
@@ -175,7 +176,8 @@ mod tests {
     }
 
     fn found(allow: Vec<PolicyGrant>, deny: Vec<PolicyGrant>) -> Vec<String> {
-        let role = PolicyRole { name: "r".into(), allow, deny };
+        let (limits, total_limits) = (UsageLimits::default(), UsageLimits::default());
+        let role = PolicyRole { name: "r".into(), allow, deny, limits, total_limits };
         idle_grants(&role).into_iter().map(|idle| format!("{} {}", idle.place, idle.reason)).collect()
     }
 

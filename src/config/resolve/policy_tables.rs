@@ -126,6 +126,12 @@ impl Resolver<'_> {
             document: Arc::new(document),
             stored,
             listener_namespaces,
+            limits_mode: policy.limits_mode.map_or(PolicyMode::Enforce, self::mode),
+            peer_limits: policy
+                .peer_limits
+                .map(|row| self.usage_limits("policy.peer_limits", row))
+                .unwrap_or_default(),
+            listener_limits: Vec::new(),
         }
     }
 
@@ -163,7 +169,12 @@ impl Resolver<'_> {
             rows.filter_map(|(at, row)| self.grant(&format!("{path}.{kind}[{at}]"), row)).collect()
         };
         let (allow, deny) = (grants("allow", row.allow), grants("deny", row.deny));
-        PolicyRole { name, allow, deny }
+        let mut limits = |kind: &str, row: Option<_>| {
+            row.map(|row| self.usage_limits(&format!("{path}.{kind}"), row)).unwrap_or_default()
+        };
+        let limits_of_each = limits("limits", row.limits);
+        let total_limits = limits("total_limits", row.total_limits);
+        PolicyRole { name, allow, deny, limits: limits_of_each, total_limits }
     }
 
     fn name(&mut self, path: &str, name: Option<String>) -> Arc<str> {
@@ -337,7 +348,8 @@ impl Resolver<'_> {
             for idle in policy_coverage::idle_grants(role) {
                 self.findings.warn(&format!("role[{at}].{}", idle.place), idle.reason);
             }
-            if role.allow.is_empty() && role.deny.is_empty() {
+            let has_limits = !(role.limits.is_empty() && role.total_limits.is_empty());
+            if role.allow.is_empty() && role.deny.is_empty() && !has_limits {
                 self.findings.warn(&format!("role[{at}]"), format!("role {:?} has no grant", role.name));
             }
         }
@@ -350,7 +362,7 @@ impl Resolver<'_> {
     }
 }
 
-fn mode(word: TomlPolicyMode) -> PolicyMode {
+pub(super) fn mode(word: TomlPolicyMode) -> PolicyMode {
     match word {
         TomlPolicyMode::Off => PolicyMode::Off,
         TomlPolicyMode::Shadow => PolicyMode::Shadow,

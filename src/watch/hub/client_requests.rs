@@ -58,6 +58,12 @@ impl Hub {
         }
     }
 
+    /// The number of watches, with creates not answered yet.
+    #[must_use]
+    pub fn watch_count(&self) -> usize {
+        self.watches.len()
+    }
+
     /// The cluster whose history is told to the client.
     #[must_use]
     pub fn cluster(&self) -> Option<ClusterId> {
@@ -78,12 +84,12 @@ impl Hub {
     }
 
     /// As [`Hub::client`]; a create is refused in its turn.
-    pub(super) fn denied_client(&mut self, message: &Bytes) -> Result<(), WatchStreamEnd> {
+    pub(super) fn denied_client(&mut self, message: &Bytes, reason: &Refusal) -> Result<(), WatchStreamEnd> {
         let newest = self.newest();
         self.client(message)?;
         let created = self.newest();
         if created != newest {
-            let refusal = self.denial();
+            let refusal = self.denial(reason);
             self.refuse(created, refusal);
         }
         Ok(())
@@ -106,7 +112,7 @@ impl Hub {
         let denied: Vec<WatchKey> = denied.map(|(key, _)| *key).collect();
         for key in denied {
             self.leave_stream(key);
-            let refusal = self.denial();
+            let refusal = self.denial(&Refusal::PERMISSION_DENIED);
             self.refuse(key, refusal);
         }
         self.advance(now);
@@ -123,14 +129,14 @@ impl Hub {
         self.forget_upstream(&place);
     }
 
-    /// The response of etcd to a create without permission.
-    fn denial(&self) -> SplicedWatchResponse {
+    /// The response of etcd to a create that is refused, as without permission.
+    fn denial(&self, reason: &Refusal) -> SplicedWatchResponse {
         SplicedWatchResponse {
             header: Some(self.header_at_least(0)),
             watch_id: NO_WATCH,
             created: true,
             canceled: true,
-            cancel_reason: Refusal::PERMISSION_DENIED.status().cancel_reason().into(),
+            cancel_reason: reason.status().cancel_reason().into(),
             ..SplicedWatchResponse::default()
         }
     }

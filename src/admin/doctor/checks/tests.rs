@@ -14,6 +14,7 @@ use crate::members::fitness::store_status::StoreStatus;
 use crate::members::membership::{AbsentMember, ForeignAddress, MemberPeerUrls};
 use crate::members::version::Version;
 use crate::policy_store::PolicyStoreStatus;
+use crate::usage::exceeded::{LimitKind, LimitScope};
 
 /// 2030-01-01.
 static NOW: LazyLock<SystemTime> =
@@ -32,6 +33,7 @@ struct Scene {
     stored_policy: Option<PolicyStoreStatus>,
     root_holders: RootHolders,
     connections: ConnectionOccupancy,
+    constant_limits: Vec<Exceeded>,
 }
 
 fn member(id: u64) -> Member {
@@ -92,6 +94,7 @@ impl Scene {
             stored_policy: None,
             root_holders: RootHolders::default(),
             connections: ConnectionOccupancy { open: 100, ..ConnectionOccupancy::default() },
+            constant_limits: Vec::new(),
         }
     }
 
@@ -142,6 +145,7 @@ impl Scene {
             stored_policy: self.stored_policy.as_ref(),
             root_holders: &self.root_holders,
             connections: &self.connections,
+            constant_limits: &self.constant_limits,
         }
         .report()
     }
@@ -466,4 +470,17 @@ fn what_could_not_be_looked_at_is_said() {
     let report = scene.report();
     assert_eq!((report.findings.len(), report.unseen.len()), (0, 3), "{report}");
     assert!(report.to_string().ends_with("nothing found in what could be looked at\n"));
+}
+
+#[test]
+fn a_limit_that_refuses_all_the_time_is_told_with_its_key() {
+    let told = |scope, limit| {
+        let mut scene = Scene::new();
+        scene.constant_limits.push(Exceeded { scope, limit });
+        scene
+    };
+    let watches = told(LimitScope::Peer, LimitKind::Watches).finds(&[(Warning, "limit_refuses")]);
+    assert!(watches.contains("peer_limits") && watches.contains("watches"), "{watches}");
+    let shed = told(LimitScope::Cluster, LimitKind::DbSize).finds(&[(Warning, "sheds")]);
+    assert!(shed.contains("protection.db_share"), "{shed}");
 }

@@ -1,0 +1,34 @@
+//! Holding a large answer whole, for a decision on what stands at its end, or before its keys.
+//!
+//! Owns: the room for the answer in the buffer of unread answers. Must not know: the decision. Invariant: an
+//! answer held whole is counted in the buffer, with its copies.
+
+use tokio::time::timeout;
+
+use crate::gateway::call::Call;
+use crate::gateway::retries::PATIENCE;
+use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
+use crate::refusal::Refusal;
+use crate::upstream::answer::{MemberReply, ReplyRemainder};
+
+/// Reads the rest of an answer. The returned room counts `copies` of the answer; `None` for a small answer.
+///
+/// # Errors
+/// The answer is too large to be held whole, or breaks off.
+pub async fn hold_whole(
+    call: &Call<'_>,
+    answer: &mut MemberReply,
+    copies: usize,
+) -> Result<Option<UnreadRoom>, Refusal> {
+    let ReplyRemainder::More(_) = answer.rest else { return Ok(None) };
+    let bytes = answer.announced().ok_or(Refusal::UNREADABLE_ANSWER)?;
+    let need = UnreadRoomNeed::of_whole(bytes.saturating_mul(copies));
+    if !call.client.unread.has_limit_above(need) {
+        return Err(Refusal::ANSWER_TOO_LARGE);
+    }
+    let waited = timeout(PATIENCE, call.client.unread.wait_beyond(need)).await;
+    let room = waited.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS))?;
+    let read = answer.read_rest().await;
+    read.map_err(|_lost| Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)?;
+    Ok(Some(room))
+}

@@ -1,0 +1,102 @@
+//! The leases of a peer, as far as this replica can know: granted here, and neither revoked nor expired.
+//!
+//! Owns: the ends of leases. Must not know: who granted a lease. Invariants: etcd never ends a lease before
+//! its time to live is over, so a lease counts no longer than it lives, unless it is revoked elsewhere; a
+//! lease renewed through another replica only stops counting early. At most `limit` leases are kept.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The leases of a peer, by id, each with its end.
+#[derive(Debug, Default)]
+pub(super) struct LeaseLedger {
+    ends: HashMap<i64, Instant>,
+    /// Grants under way.
+    reserved: usize,
+}
+
+impl LeaseLedger {
+    /// Counts a grant under way. Returns false at the limit.
+    pub(super) fn reserve(&mut self, limit: usize, now: Instant) -> bool {
+        if self.ends.len() + self.reserved >= limit {
+            self.ends.retain(|_, end| *end > now);
+        }
+        let has_room = self.ends.len() + self.reserved < limit;
+        self.reserved += 1;
+        has_room
+    }
+
+    /// A grant under way has ended, without or with a lease.
+    pub(super) fn end_reservation(&mut self) {
+        self.reserved = self.reserved.saturating_sub(1);
+    }
+
+    /// Counts a lease for its time to live. Past the limit, as under `limits_mode = "shadow"`, a lease is not
+    /// kept.
+    pub(super) fn grant(&mut self, lease: i64, ttl: i64, limit: usize, now: Instant) {
+        let Some(end) = end(ttl, now) else { return };
+        if self.ends.len() < limit {
+            self.ends.insert(lease, end);
+        }
+    }
+
+    /// Prolongs a known lease; a time to live of 0 is etcd's word for a lease that is gone.
+    pub(super) fn renew(&mut self, lease: i64, ttl: i64, now: Instant) {
+        if let Some(known) = self.ends.get_mut(&lease) {
+            match end(ttl, now) {
+                Some(end) => *known = end,
+                None => self.forget(lease),
+            }
+        }
+    }
+
+    /// True if a lease counts.
+    pub(super) fn has_any(&self, now: Instant) -> bool {
+        self.reserved > 0 || self.ends.values().any(|end| *end > now)
+    }
+
+    /// The lease is gone.
+    pub(super) fn forget(&mut self, lease: i64) {
+        self.ends.remove(&lease);
+    }
+}
+
+/// The end of a lease with this time to live, in seconds; `None` for a lease that is gone, and for an
+/// impossible time.
+fn end(ttl: i64, now: Instant) -> Option<Instant> {
+    let ttl = u64::try_from(ttl).ok().filter(|ttl| *ttl > 0)?;
+    now.checked_add(Duration::from_secs(ttl))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_count_until_revoked_or_over() {
+        let (mut ledger, now) = (LeaseLedger::default(), Instant::now());
+        let later = |seconds| now + Duration::from_secs(seconds);
+        for lease in 1..=2 {
+            assert!(ledger.reserve(2, now));
+            ledger.end_reservation();
+            ledger.grant(lease, 10, 2, now);
+        }
+        assert!(!ledger.reserve(2, now));
+        ledger.end_reservation();
+        ledger.renew(1, 10, later(9));
+        ledger.renew(3, 10, later(9));
+        assert!(ledger.reserve(2, later(11)), "the second lease is over");
+        assert!(!ledger.reserve(2, later(11)), "a grant is under way, and the first lease was renewed");
+        ledger.end_reservation();
+        ledger.end_reservation();
+        ledger.forget(1);
+        assert_eq!(ledger.ends.len(), 0);
+        ledger.grant(7, 10, 2, now);
+        ledger.renew(7, 0, now);
+        assert_eq!(ledger.ends.len(), 0, "etcd says that the lease is gone");
+        ledger.grant(8, i64::MAX, 2, now);
+        assert!(ledger.ends.len() <= 1, "no panic");
+    }
+}
