@@ -3,7 +3,7 @@
 //! Owns: finding the limits of a caller, and the memory of limiters. Must not know: calls, sockets.
 //! Invariants: a limiter is found by the identified peer, never by a text that the client chooses freely; a
 //! limiter with a caller, or released less than a minute ago, is never forgotten, unless more peers than
-//! [`MOST_LIMITERS`] came within the minute; limiters without a caller are bounded in number.
+//! 65,536 came within the minute; limiters without a caller are bounded in number.
 
 use std::collections::HashMap;
 use std::rc::Rc;
