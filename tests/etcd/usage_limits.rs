@@ -52,7 +52,7 @@ fn requests(revision: i64) -> Vec<RangeRequest> {
             for limit in [0, 3, CAP, CAP + 1, 1000] {
                 let bounds = [(0, 0), (revision - 30, 0), (0, revision - 60), (revision - 5, revision)];
                 for (min_mod_revision, max_mod_revision) in bounds {
-                    for (keys_only, end) in [(false, "/b"), (true, "/a/004")] {
+                    for (keys_only, end) in [(false, "/a0"), (true, "/a/004")] {
                         requests.push(RangeRequest {
                             key: "/a/".into(),
                             range_end: end.to_owned().into(),
@@ -129,7 +129,7 @@ async fn a_client_that_pages_gets_the_very_same_keys() {
         fill(&direct).await;
         let keyward = keyward(&cluster, "keys_per_range = 7\non_exceed = 'page'").await;
         let through = Caller::log_in(keyward.site().listen, "alice").await;
-        for (sort_order, min_mod_revision) in [(0, 0), (1, 0), (2, 0), (1, 60)] {
+        for (sort_order, min_mod_revision) in [(0, 0), (1, 0), (2, 0), (1, 40)] {
             let first = RangeRequest {
                 key: "/a/".into(),
                 range_end: "/a0".into(),
@@ -156,7 +156,7 @@ async fn a_client_that_pages_gets_the_very_same_keys() {
             assert_eq!(found, whole, "{version} order {sort_order}");
             assert!(whole.len() > 14, "{version}: several pages");
         }
-        let nested = RangeRequest { key: "/a/".into(), range_end: "/b".into(), ..RangeRequest::default() };
+        let nested = RangeRequest { key: "/a/".into(), range_end: "/a0".into(), ..RangeRequest::default() };
         let op = RequestOp { request: Some(request_op::Request::RequestRange(nested)) };
         let txn = TxnRequest { success: vec![op], ..TxnRequest::default() };
         let status = KvClient::new(through.channel.clone()).txn(through.request(txn)).await;
@@ -212,7 +212,7 @@ async fn leases_and_calls_of_one_user_are_limited_and_others_are_not() {
         let metric = keyward.metric("keyward_limit_refused_total", &counted).await;
         assert!(metric >= f64::from(refused), "{metric} of {refused}");
         assert!(
-            keyward.log().contains("limit=peer calls_per_second") || refused == 0,
+            keyward.log().contains("limit=\"peer calls_per_second\"") || refused == 0,
             "the access log tells the limit"
         );
     }
