@@ -199,6 +199,8 @@ pub async fn check_more(
     let framed = answer.message().ok_or(Refusal::UNREADABLE_ANSWER)?;
     let more = range_cap::has_more(framed.get(PREFIX..).unwrap_or_default());
     if more.ok_or(Refusal::UNREADABLE_ANSWER)? {
+        // The member has fetched and sent the keys, whoever reads them.
+        usage.charge_reply(framed.len());
         exceed(call, usage, cap, Refusal::range_too_large(cap.keys.get()))?;
     }
     // The answer's way to the client counts its bytes anew.

@@ -498,6 +498,30 @@ fn a_range_of_too_many_keys_is_refused_or_paged() {
     });
 }
 
+/// The member has fetched and sent the keys.
+#[test]
+fn an_answer_refused_for_its_keys_is_charged() {
+    paused(async {
+        let limited = Limited::of_peers("keys_per_range = 10\nreply_bytes_per_second = '1KiB'");
+        let alice = limited.client("alice").await;
+        let text = "keyward: the range has more than 10 keys; set a limit of at most 10";
+        let mut answers = 0;
+        loop {
+            let outcome = alice.call(RANGE, all_keys(0).encode_to_vec()).await;
+            if outcome.end.told() == TOO_MANY {
+                break;
+            }
+            assert_eq!(outcome.end.told(), (Code::ResourceExhausted, text));
+            answers += 1;
+            assert!(answers < 100, "the answers owe nothing");
+        }
+        assert!(answers > 0);
+        assert_eq!(alice.call(RANGE, range("k")).await.end.told(), TOO_MANY, "bytes are owed");
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(alice.call(RANGE, all_keys(1).encode_to_vec()).await.end.code(), Some(Code::Ok));
+    });
+}
+
 #[test]
 fn a_txn_with_a_range_without_a_limit_is_not_sent() {
     paused(async {
