@@ -378,7 +378,7 @@ fn string(raw: &str) -> Result<Cow<'_, str>, JsonFaultReason> {
 /// Reads standard or URL-safe base64, with padding or without.
 fn bytes_of_base64(text: &str) -> Result<Vec<u8>, JsonFaultReason> {
     let is_url_safe = text.contains(['-', '_']);
-    let encoding = match (is_url_safe, text.len() % 4 == 0) {
+    let encoding = match (is_url_safe, text.len().is_multiple_of(4)) {
         (false, true) => &BASE64,
         (false, false) => &BASE64_NOPAD,
         (true, true) => &BASE64URL,
