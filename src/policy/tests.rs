@@ -180,6 +180,20 @@ fn a_text_that_could_reach_other_keys_is_never_put_into_a_key() {
     assert_eq!(verdict(&permits(&denies, &peer("a")), RANGE, &range("x", "")), Ok(()));
 }
 
+/// The rules of the configuration are other rules, of another role.
+#[test]
+fn a_verdict_of_a_stored_policy_names_the_stored_role() {
+    let stored = READER.replace("name = 'r'", "name = 'stored'").replace("['r']", "['stored']");
+    let document = Arc::new(config::policy(&stored, &[], &[]).expect("valid").0);
+    let rules = RulesInForce::Stored { number: 7, document };
+    let config = config("[[role]]\nname = 'configured'\nallow = [{ actions = ['read'], key = 'x' }]\n");
+    let permits = permits(&Policy::of(&config, &rules, SystemTime::now()), &peer("a"));
+    let grant = permits.decide(lookup(RANGE).unwrap(), &range("/a/x", ""));
+    let Decision::Allowed(permit) = grant else { panic!("{grant:?}") };
+    assert_eq!(permits.allowing_rule(permit.grant().expect("a grant")), "stored.allow[0]");
+    assert!(permits.generation.to_string().starts_with("7-"));
+}
+
 #[test]
 fn the_strictest_mode_of_the_bindings_holds() {
     let text = format!(
