@@ -276,6 +276,41 @@ fn every_fault_of_a_policy_is_told_at_once() {
     assert_eq!(faults.iter().map(|fault| fault.path.as_str()).collect::<Vec<_>>(), ["binding[0]"]);
 }
 
+/// Without the slash, `al` would have the keys of `alice`.
+#[test]
+fn a_prefix_that_does_not_end_its_variable_is_named() {
+    for (prefix, count) in
+        [("/teams/{user}", 1), ("/teams/{user}-", 1), ("/teams/{user}/", 0), ("/teams/", 0)]
+    {
+        let text = READER.replace("'/a/'", &format!("'{prefix}'"));
+        let (_, warnings) = config::policy(&text, &[], &[]).expect("valid");
+        let named = warnings.iter().filter(|warning| warning.path == "role[0].allow[0].prefix").count();
+        assert_eq!(named, count, "{prefix}: {warnings:?}");
+    }
+}
+
+/// A megabyte of grants, each with its own key: every one counts, and no neighbour of it.
+#[test]
+fn a_megabyte_of_rules_decides_like_a_few() {
+    let grants = (0..20_000).map(|n| format!("{{ actions = ['read'], key = '/k/{n:05}' }},\n"));
+    let text = format!(
+        "[[role]]\nname = 'r'\nallow = [\n{}]\n[[binding]]\neveryone = true\nroles = ['r']\n",
+        grants.collect::<String>() + &"# Rules.\n".repeat(30_000),
+    );
+    assert!(text.len() > 1 << 20, "{}", text.len());
+    let permits = permits(&policy(&text), &peer("a"));
+    let read = |key: String| {
+        let request = RangeRequest { key: key.into_bytes().into(), ..Default::default() };
+        verdict(&permits, RANGE, &request.encode_to_vec())
+    };
+    for n in (0..20_000).step_by(499).chain([19_999]) {
+        assert_eq!(read(format!("/k/{n:05}")), Ok(()), "{n}");
+        assert_eq!(read(format!("/k/{n:05}0")), Err(DenialReason::NoGrant), "{n}");
+    }
+    assert_eq!(read("/k/20000".to_owned()), Err(DenialReason::NoGrant));
+    assert_eq!(verdict(&permits, RANGE, &range("/k/00000", "/k/00001")), Err(DenialReason::NoGrant));
+}
+
 // --- The reference ---
 
 /// Keys of the small world: grants and requests begin and end at these keys only.
