@@ -91,6 +91,8 @@ fn refused(status: StatusCode, text: &'static str) -> Response<AnswerBody> {
 /// The header of the request made for the connection. A browser cannot set `Authorization` on a WebSocket: the
 /// subprotocol `Bearer, TOKEN` or the cookie `token` stand for it.
 fn call_headers(mut headers: HeaderMap) -> HeaderMap {
+    headers.remove(UPGRADE);
+    headers.remove(CONNECTION);
     let protocol = headers.remove(SEC_WEBSOCKET_PROTOCOL);
     let protocol = protocol.as_ref().and_then(|value| value.to_str().ok());
     let token = protocol.and_then(|protocol| protocol.split_once("Bearer,")).map(|(_, token)| token.trim());

@@ -252,6 +252,7 @@ fn a_listener_without_the_face_answers_404_and_one_with_a_metrics_page_shows_it(
         }
         let keyward = Keyward::at(&[&member], AuthSetting::Off, folder.path(), "metrics_page = true\n", "");
         let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        told(keyward.connect(), request).await;
         let answer = told(keyward.connect(), request).await;
         assert!(parts(&answer).0 == 200 && answer.contains("\nkeyward_rest_requests_total"), "{answer}");
     });
