@@ -86,14 +86,14 @@ impl CallerSide {
 
     async fn login(&self, who: Who) -> String {
         let body = json!({ "name": who.name(), "password": password(who.name()) });
-        let answer = self.target.ask(&Ask {
+        let ask = Ask {
             method: "POST",
             path: "/v3/auth/authenticate".into(),
             headers: Vec::new(),
             body: body.to_string().into_bytes(),
             reading: Reading::ToItsEnd,
-        });
-        let answer = answer.await;
+        };
+        let answer = self.target.ask(&ask).await;
         let text = String::from_utf8_lossy(&answer.body);
         assert_eq!((answer.status, &answer.end), (Some(200), &End::Ended), "{who:?} cannot log in: {text}");
         let value: Value = serde_json::from_str(&text).expect("JSON");
