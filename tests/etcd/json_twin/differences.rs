@@ -132,7 +132,8 @@ fn values(headers: &HeaderMap, name: &str) -> String {
 
 /// How the end of the body is told.
 fn length(answer: &HttpAnswer) -> String {
-    let told = answer.headers.get("content-length").and_then(|value| value.to_str().ok()?.parse().ok());
+    let told =
+        answer.headers.get("content-length").and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     match (told, answer.headers.get("transfer-encoding")) {
         (Some(length), _) if length == answer.body.len() => "content-length".into(),
         (Some(length), _) => format!("content-length {length} for {} bytes", answer.body.len()),
