@@ -12,6 +12,7 @@ pub(crate) mod evidence;
 pub(crate) mod http;
 pub(crate) mod issuer;
 pub(crate) mod keyward;
+pub(crate) mod page;
 pub(crate) mod pki;
 pub(crate) mod ports;
 pub(crate) mod process;

@@ -8,6 +8,8 @@ mod acting;
 mod advisories;
 mod all_slow;
 #[cfg(test)]
+mod apisix;
+#[cfg(test)]
 mod attacks;
 #[cfg(test)]
 mod audit;
@@ -99,6 +101,8 @@ mod operating;
 mod outages;
 #[cfg(test)]
 mod outlived;
+#[cfg(test)]
+mod patroni;
 #[cfg(test)]
 mod peer_trust;
 #[cfg(test)]
