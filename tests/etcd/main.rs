@@ -41,6 +41,10 @@ mod discovery;
 #[cfg(test)]
 mod doctor;
 #[cfg(test)]
+mod documented_curl;
+#[cfg(test)]
+mod etcd3gw;
+#[cfg(test)]
 mod etcd_tokens;
 #[cfg(test)]
 mod etcdctl;

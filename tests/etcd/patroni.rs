@@ -341,9 +341,33 @@ fn keyward_config(cluster: &Cluster, site: &Site, urls: &[String]) -> String {
     format!("{placed}[admin]\naddress = \"{}\"\n", site.admin)
 }
 
+/// A run through Keyward alone.
+async fn short(version: &Version) {
+    let mut through = Scene::through_keyward(version, SHORT).await;
+    through.run().await;
+    assert_eq!(through.judged().await, Vec::<String>::new());
+}
+
 #[tokio::test]
 async fn patroni_has_one_primary_and_fails_over_only_where_it_must() {
-    let mut directly = Scene::directly(&newest("3.5"), SHORT).await;
+    let version = newest("3.5");
+    if !full() {
+        return short(&version).await;
+    }
+    let mut through = Scene::through_keyward(&version, LONG).await;
+    let mut directly = Scene::directly(&version, LONG).await;
+    tokio::join!(through.run(), directly.run());
+    println!("directly, not asserted: {:?}", directly.judged().await);
+    assert_eq!(through.judged().await, Vec::<String>::new());
+    drop((through, directly));
+    for version in versions().iter().filter(|other| **other != version) {
+        short(version).await;
+    }
+}
+
+#[tokio::test]
+async fn temporary_patroni_directly() {
+    let mut directly = Scene::directly(&newest("3.5"), LONG).await;
     directly.run().await;
     println!("{:?}", directly.judged().await);
 }
