@@ -46,7 +46,7 @@ const LONG: Length = Length {
 };
 /// The least that Patroni takes as its `ttl`.
 const SHORT: Length = Length {
-    patroni: PatroniTiming { ttl: 20, loop_wait: 2, retry_timeout: 5 },
+    patroni: PatroniTiming { ttl: 20, loop_wait: 2, retry_timeout: 9 },
     away: Duration::from_secs(8),
     quiet: Duration::from_secs(2),
     at_least: Duration::ZERO,
