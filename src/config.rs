@@ -18,6 +18,7 @@ mod outage_times;
 pub mod policy_document;
 mod policy_settings;
 mod protection_settings;
+mod rest_settings;
 #[cfg(test)]
 pub(crate) mod reference;
 mod resolve;
@@ -26,6 +27,7 @@ mod toml_file;
 mod toml_limits;
 mod toml_parse;
 mod toml_policy;
+mod toml_rest;
 mod unread_limits;
 pub mod upstream_users;
 pub mod usage_limits;
@@ -57,6 +59,7 @@ pub use mapping_rules::{Conditions, MapRule, MappingOutcome, MappingRules, ROOT,
 pub use outage_times::OutageTimes;
 pub use policy_settings::{PolicyInEtcd, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods};
 pub use protection_settings::ProtectionSettings;
+pub use rest_settings::{AllowedOrigins, JsonGateway, RestSettings};
 pub use resolve::{load, peer_pattern, policy, read_policy};
 pub use secrets::write_session_key;
 pub use unread_limits::UnreadLimits;
@@ -85,6 +88,8 @@ pub struct Config {
     pub policy: Arc<PolicySettings>,
     /// Shedding for the whole cluster.
     pub protection: ProtectionSettings,
+    /// The HTTP/JSON face.
+    pub rest: Arc<RestSettings>,
     /// Persistence of revocations.
     pub revocation: Arc<Revocation>,
     /// Coordination of member maintenance.
@@ -140,6 +145,10 @@ pub struct Listener {
     /// Networks of load balancers sending a PROXY protocol header with the client's address; connections from
     /// these networks without the header are refused. Empty on a unix socket.
     pub proxy_protocol_from: Vec<AddressRange>,
+    /// True if HTTP clients without gRPC are served: JSON, `/version`, `/health`.
+    pub rest: bool,
+    /// True if `/metrics` is served to HTTP clients.
+    pub metrics_page: bool,
     /// The member addressed by this listener's connections, if any.
     pub member: Option<NamedMember>,
     /// The members addressed by TLS server name, in lower case.

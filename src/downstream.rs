@@ -4,12 +4,13 @@
 //! side, policy.
 
 pub mod acceptor;
+pub mod client_body;
 pub mod client_certificate;
 pub mod client_connection;
 pub mod client_replies;
 pub mod connection_activity;
 pub mod connection_table;
-pub mod http1;
+mod http1_server;
 mod http2_server;
 mod inbound;
 pub mod listener_tls;

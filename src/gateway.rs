@@ -37,6 +37,7 @@ mod reply_contents;
 mod request_body;
 mod required_identity;
 pub mod retries;
+pub mod rewritten_answer;
 pub mod streams;
 pub mod unary_request;
 pub mod unread_answers;

@@ -208,6 +208,12 @@ impl Refusal {
         Self { code: status.code, message: status.message.clone() }
     }
 
+    /// A JSON document that is not the request of its route. `fault` holds no value of the document.
+    #[must_use]
+    pub fn malformed_json(fault: &impl fmt::Display) -> Self {
+        Self::with_text(Code::InvalidArgument, format!("keyward: {fault}"))
+    }
+
     /// A request body open to different readings by different decoders.
     #[must_use]
     pub fn not_canonical(reason: &str) -> Self {

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use keyward::telemetry::connection_metrics::{ConnectionLimit, EndReason};
 use keyward::telemetry::member_metrics::MemberSample;
 use keyward::telemetry::metrics::Metrics;
+use keyward::telemetry::rest_metrics::RestLabels;
 use keyward::telemetry::single_label::one;
 use keyward::telemetry::unread_metrics::GiveUpReason;
 
@@ -207,7 +208,7 @@ fn metrics() -> BTreeSet<String> {
     registry.odd_authority.refused.get_or_create(&one("reason", "order")).inc();
     registry.request_memory.refused("all").inc();
     registry.audit.lost("all").inc();
-    registry.http1_requests.get_or_create(&one("path", "other")).inc();
+    registry.rest_requests.get_or_create(&RestLabels { path: "other", status: 404 }).inc();
     registry.connection_figures.ended(EndReason::NoCall).inc();
     registry.connection_figures.refused(ConnectionLimit::Connections).inc();
     registry.unread.given_up(GiveUpReason::ForTime).inc();

@@ -12,6 +12,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::FutureExt as _;
+use futures_util::future::Either;
+use http::Request;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -21,15 +24,14 @@ use crate::credentials::Credentials;
 use crate::dial::connect::Connector;
 use crate::downstream::acceptor::{AcceptedConnection, ClientSocket, OpenListener};
 use crate::downstream::client_certificate::ClientCertificate;
+use crate::downstream::client_body::ClientBody;
 use crate::downstream::client_connection::{
     self, AdmittedClient, ClientConnectionEnd, ConnectionBounds, ConnectionInputs, HandshakeError,
     IntroducedClient,
 };
 use crate::downstream::connection_table::ConnectionPlace;
-use crate::downstream::http1::Http1Log;
 use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::downstream::session::Sealer;
-use crate::gateway::access_log::AccessLog;
 use crate::gateway::caller::Identities;
 use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::gateway::login::service::LoginService;
@@ -42,6 +44,7 @@ use crate::lease::lock_wait_register::LockWaitRegister;
 use crate::members::choose::MemberChooser;
 use crate::members::membership::MembersHandle;
 use crate::published::Published;
+use crate::rest::{AnswerBody, RestFace, is_rest};
 use crate::tasks::{TaskHandle, Tasks};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::Metrics;
@@ -251,18 +254,19 @@ impl ShardService {
             ));
             let dismissed = (Rc::clone(&gateway), Rc::clone(&client));
             let dismiss = Box::new(move || dismissed.1.dismiss(&dismissed.0));
-            let answer = move |request| pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request);
+            let face = RestFace { gateway: Rc::clone(&gateway), client: Rc::clone(&client) };
+            let answer = move |request: Request<ClientBody>| {
+                if is_rest(&request) {
+                    return Either::Left(face.clone().serve(request));
+                }
+                let reply = pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request, None);
+                Either::Right(reply.map(|reply| reply.map(AnswerBody::Grpc)))
+            };
             Ok(AdmittedClient { answer, until, old_at, expires, dismiss })
         };
         let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
-        let limiter = match &self.gateway.records.log {
-            AccessLog::On(limiter) => Some(Rc::clone(limiter)),
-            AccessLog::Off => None,
-        };
-        let name = Arc::clone(&listener.config.name);
-        let http1 = Http1Log { metrics: Arc::clone(&self.metrics), limiter, listener: name, remote };
         let figures = self.metrics.connection_figures.clone();
-        let beginning = ConnectionInputs { place, figures, proxied, tls, odd_authority, http1 };
+        let beginning = ConnectionInputs { place, figures, proxied, tls, odd_authority };
         let (metrics, tasks) = (Arc::clone(&self.metrics), self.tasks.clone());
         let floods = Rc::clone(&self.floods);
         let serve = async move {

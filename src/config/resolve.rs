@@ -17,6 +17,7 @@ mod namespace_tables;
 mod own_prefixes;
 mod policy_coverage;
 mod policy_tables;
+mod rest_table;
 mod sessions;
 mod unread_bounds;
 mod user_tables;
@@ -135,6 +136,7 @@ impl Resolver<'_> {
             maintenance,
             policy: Arc::new(policy),
             protection: self.protection(file.protection),
+            rest: Arc::new(self.rest(file.rest)),
             revocation: Arc::new(revocation),
             watch: self.watch(file.watch),
             limits: self.limits(file.limits),

@@ -13,6 +13,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::toml_limits::TomlUsageLimits;
+use super::toml_rest::TomlRest;
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
@@ -50,6 +51,8 @@ pub(super) struct TomlFile {
     #[serde(deserialize_with = "table")]
     pub(super) protection: TomlProtection,
     #[serde(deserialize_with = "table")]
+    pub(super) rest: TomlRest,
+    #[serde(deserialize_with = "table")]
     pub(super) maintenance: TomlMaintenance,
     #[serde(deserialize_with = "table")]
     pub(super) watch: TomlWatch,
@@ -81,6 +84,8 @@ pub(super) struct TomlListener {
     pub(super) accept_odd_authority: Option<bool>,
     pub(super) on_expiry: Option<TomlOnExpiry>,
     pub(super) proxy_protocol_from: Option<Vec<String>>,
+    pub(super) rest: Option<bool>,
+    pub(super) metrics_page: Option<bool>,
     pub(super) member: Option<String>,
     pub(super) server_names: Option<BTreeMap<String, String>>,
     pub(super) client_urls: Option<Vec<String>>,

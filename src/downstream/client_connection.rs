@@ -1,16 +1,17 @@
 //! One client connection: introduction of the client, TLS, HTTP, and the end of the connection.
 //!
-//! Owns: the handshake's time limit, HTTP/2's settings towards clients, the graceful end. Nearby, `first`
-//! detects the protocol and `inbound` supplies the bytes; below, `ends` decides when the connection ends.
+//! Owns: the handshake's time limit, HTTP/2's settings towards clients, the graceful end. Nearby, `sniff`
+//! detects the protocol and `inbound` supplies the bytes; below, `served_connection` speaks the protocol and
+//! `shutdown` decides when the connection ends.
 //! Must not know the services served, nor which clients are admitted. Invariants: a client without a
 //! completed handshake is disconnected at the time limit. A burst of cancelled streams does not end the
 //! connection (`docs/decisions.md#d39`). A draining or expired connection sends GOAWAY, finishes its open
 //! streams, and has a hard time limit (`docs/decisions.md#d40`).
 
 mod ping_timeout;
+mod served_connection;
 mod shutdown;
 
-use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
@@ -20,7 +21,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use h2::server::Builder;
 use http::{Request, Response};
 use http_body::Body;
 use rustls::pki_types::CertificateDer;
@@ -28,43 +28,29 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::config::ClientPings;
+use crate::downstream::client_body::{AnswerBroken, ClientBody};
 use crate::downstream::client_certificate::UnreadableCertificate;
 use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, ConnectionsFull};
-use crate::downstream::http1::{self, Http1Log};
-use crate::downstream::http2_server::{Http2Server, is_flood};
 use crate::downstream::inbound::Inbound;
 use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::downstream::proxy_protocol::{self, ProxiedSource, ProxyHeaderError};
-use crate::downstream::read_turns::{ReadTurn, TurnReader};
-use crate::downstream::served_streams::{PausableReader, ServedStreams};
+use crate::downstream::served_streams::ServedStreams;
 use crate::downstream::sniff::{self, ClientProtocol};
 use crate::downstream::socket_progress::{PREFACE, SocketProgress};
 use crate::io::ByteStream;
-use crate::io::coalesce::coalesce;
-use crate::io::http2_body::Http2Body;
 use crate::tasks::Tasks;
 use crate::tasks::wake_gate::WakeGate;
 use crate::telemetry::connection_metrics::{ConnectionMetrics, EndReason};
 use crate::telemetry::metrics::Metrics;
 
 use ping_timeout::unanswered_ping;
+use served_connection::ServedConnection;
 use shutdown::{ConnectionShutdown, PeerCertificateChain, ShutdownStep};
 
 pub use shutdown::LAST_CALLS;
 
-const STREAM_WINDOW: u32 = 256 * 1024;
-/// Window for 256 streams with unread requests, such as a Watch waiting for its client: the bound on memory
-/// held for one connection's unread data.
-const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
-const SEND_BUFFER: usize = 128 * 1024;
 /// Time for an accepted client to finish its introduction once the process drains: some round trips.
 const MOMENT: Duration = Duration::from_millis(500);
-
-/// GOAWAY (RFC 9113, section 6.8) with ENHANCE_YOUR_CALM and a text. The last stream id is the highest
-/// possible, because any stream may have been processed.
-const CALM: &[u8] = b"\0\0\x17\x07\0\0\0\0\0\x7f\xff\xff\xff\0\0\0\x0btoo_many_resets";
-/// Time for the client to read the GOAWAY.
-const FAREWELL: Duration = Duration::from_millis(250);
 
 /// The limits of one connection.
 #[derive(Clone, Copy, Debug)]
@@ -93,8 +79,6 @@ pub struct ConnectionInputs {
     pub tls: Option<CurrentListenerTls>,
     /// If set, HTTP/2 with an invalid `:authority` is accepted and counted in these metrics.
     pub odd_authority: Option<Arc<Metrics>>,
-    /// Counts and logs requests over HTTP/1.
-    pub http1: Http1Log,
 }
 
 /// The client, as far as known before its first request.
@@ -171,12 +155,12 @@ pub async fn serve<A, F, B>(
     admit: impl FnOnce(IntroducedClient) -> Result<AdmittedClient<A>, UnreadableCertificate>,
 ) -> Result<ClientConnectionEnd, HandshakeError>
 where
-    A: Fn(Request<Http2Body>) -> F + 'static,
+    A: Fn(Request<ClientBody>) -> F + 'static,
     F: Future<Output = Response<B>> + 'static,
-    B: Body<Data = Bytes, Error = Infallible> + Unpin + 'static,
+    B: Body<Data = Bytes, Error = AnswerBroken> + Unpin + 'static,
 {
     let began = Instant::now();
-    let ConnectionInputs { place, figures, proxied, tls, odd_authority, http1 } = beginning;
+    let ConnectionInputs { place, figures, proxied, tls, odd_authority } = beginning;
     let introducing = introduce(stream, proxied.then_some(&place), tls);
     let Some(introduced) = introduced(introducing, bounds.handshake, &mut drain, &place).await else {
         return Ok(ClientConnectionEnd::Well);
@@ -186,9 +170,6 @@ where
     let Some(inbound) = inbound_of(speaks, stream, taken, &progress, bounds, odd_authority) else {
         return Ok(ClientConnectionEnd::Well);
     };
-    if speaks == ClientProtocol::Http1 {
-        return serve_http1(inbound, began + bounds.handshake, &http1, source, &mut drain, &place).await;
-    }
     let certificate = shown.as_ref().and_then(PeerCertificateChain::leaf);
     let AdmittedClient { answer, until, old_at, expires, dismiss } =
         admit(IntroducedClient { source, certificate, server_name })?;
@@ -197,15 +178,15 @@ where
     let first_call = bounds.first_call.map(|time| (time, began));
     let mut ends = ConnectionShutdown::new(drain, dismiss, place, figures.clone());
     (ends.until, ends.old_at, ends.shown, ends.first_call) = (until, old_at, shown, first_call);
-    let turn = ReadTurn::new();
-    let (io, flusher) = coalesce(PausableReader::new(TurnReader::new(inbound, &turn), &streams));
-    tasks.spawn("downstream flusher", flusher).detach();
-    let last_words = io.inner().last_words();
     let serving = Rc::clone(&streams);
-    let interval = bounds.pings.map(|pings| pings.interval);
     let answer = move |request| serving.serve(answer(request));
-    let mut connection = Http2Server::new(&settings(bounds), io.into_inner(), interval, &progress, answer);
-    let mut silence = pin!(silence(began + bounds.handshake, &progress));
+    // HTTP/1 has no pings.
+    let bounds = ConnectionBounds { pings: bounds.pings.filter(|_| speaks == ClientProtocol::Http2), ..bounds };
+    let mut connection = match speaks {
+        ClientProtocol::Http1 => ServedConnection::http1(inbound, bounds, &progress, &streams, answer),
+        _ => ServedConnection::http2(inbound, bounds, &progress, &streams, tasks, answer),
+    };
+    let mut silence = pin!(silence(began + bounds.handshake, &progress, speaks));
     let mut unanswered = pin!(unanswered_ping(bounds.pings, &progress, &streams));
     let mut leaving = false;
     // Nearly all wakeups are for the protocol; the rest is behind a gate.
@@ -221,26 +202,22 @@ where
                 &figures,
             );
             let mut rare = pin!(rare);
-            let served = poll_fn(|cx| {
-                turn.begin();
-                connection.poll_serve(cx, leaving)
-            });
+            let served = poll_fn(|cx| connection.poll_serve(cx, leaving));
             tokio::select! {
-                ended = served => return Ok(how_it_ended(ended)),
+                ended = served => return Ok(ended),
                 event = poll_fn(|cx| gate.poll(cx, |cx| rare.as_mut().poll(cx))) => event,
             }
         };
         match event {
             RareEvent::Flooded => {
-                turn.lift();
-                drop(timeout(FAREWELL, last_words.say(CALM)).await);
+                connection.say_farewell().await;
                 return Ok(ClientConnectionEnd::Flooded);
             }
             RareEvent::End(end) => return end,
             RareEvent::Leave => {
                 leaving = true;
                 let until = (Instant::now() + MOMENT).min(began + bounds.handshake);
-                silence.set(self::silence(until, &progress));
+                silence.set(self::silence(until, &progress, speaks));
             }
         }
     }
@@ -300,32 +277,15 @@ fn inbound_of(
     }
 }
 
-/// Answers an HTTP/1 client with 404, and logs its requests.
-async fn serve_http1(
-    inbound: Inbound,
-    until: Instant,
-    log: &Http1Log,
-    source: Option<SocketAddr>,
-    drain: &mut watch::Receiver<Option<Instant>>,
-    place: &ConnectionPlace,
-) -> Result<ClientConnectionEnd, HandshakeError> {
-    let answer = |request| {
-        log.note(&request, source);
-        http1::not_found(request)
-    };
-    tokio::select! {
-        served = http1::serve(inbound, until, answer) => {
-            served.map(|()| ClientConnectionEnd::Well).map_err(|_| HandshakeError::TimedOut)
-        }
-        _ = drain.wait_for(Option::is_some) => Ok(ClientConnectionEnd::Well),
-        () = place.activity().room_wanted() => Ok(ClientConnectionEnd::Well),
-    }
-}
-
-/// Ends at `until` if the preface has not arrived by then: h2 waits for the preface without a limit.
-async fn silence(until: Instant, progress: &SocketProgress) {
+/// Ends at `until` if HTTP/2's preface, or the head of an HTTP/1 request, has not arrived by then: h2 waits for
+/// the preface without a limit.
+async fn silence(until: Instant, progress: &SocketProgress, speaks: ClientProtocol) {
     tokio::time::sleep_until(until).await;
-    if progress.received() >= PREFACE {
+    let has_spoken = match speaks {
+        ClientProtocol::Http1 => progress.has_request(),
+        ClientProtocol::Http2 | ClientProtocol::Nothing => progress.received() >= PREFACE,
+    };
+    if has_spoken {
         std::future::pending::<()>().await;
     }
 }
@@ -401,22 +361,4 @@ async fn handshake(stream: ByteStream, tls: CurrentListenerTls) -> io::Result<Tl
     let shown = now.requests_certificates().then(|| PeerCertificateChain::new(tls, changes, chain));
     let agreed = session.alpn_protocol().map(<[u8]>::to_vec);
     Ok((stream, server_name, shown, agreed))
-}
-
-fn how_it_ended(ended: Result<(), h2::Error>) -> ClientConnectionEnd {
-    let Err(error) = ended else { return ClientConnectionEnd::Well };
-    tracing::debug!(%error, "client connection ended");
-    if is_flood(&error) { ClientConnectionEnd::Flooded } else { ClientConnectionEnd::Well }
-}
-
-fn settings(bounds: ConnectionBounds) -> Builder {
-    let mut builder = Builder::new();
-    builder
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_concurrent_streams(bounds.streams)
-        .max_pending_accept_reset_streams(usize::try_from(bounds.streams).unwrap_or(usize::MAX))
-        .max_header_list_size(bounds.header_size)
-        .max_send_buffer_size(SEND_BUFFER);
-    builder
 }

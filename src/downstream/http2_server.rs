@@ -5,7 +5,6 @@
 //! Invariants: a stream reset by the client ends its task at once. A reply's next piece is taken only when h2
 //! has room for the piece, so a reply unread by the client stays with its owner.
 
-use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -22,6 +21,7 @@ use hyper::rt::Executor as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::downstream::client_body::{AnswerBroken, ClientBody};
 use crate::downstream::socket_progress::{PREFACE, SocketProgress};
 use crate::io::http2_body::Http2Body;
 use crate::tasks::LocalExecutor;
@@ -44,9 +44,9 @@ enum ServerState<T> {
 impl<T, S, F, B> Http2Server<T, S>
 where
     T: AsyncRead + AsyncWrite + Unpin,
-    S: Fn(Request<Http2Body>) -> F,
+    S: Fn(Request<ClientBody>) -> F,
     F: Future<Output = Response<B>> + Unpin + 'static,
-    B: Body<Data = Bytes, Error = Infallible> + Unpin + 'static,
+    B: Body<Data = Bytes, Error = AnswerBroken> + Unpin + 'static,
 {
     /// Serves `io` with the settings of `builder`. With `ping_interval`, a PING is sent after each interval
     /// without a sign of life in `progress`.
@@ -99,7 +99,7 @@ where
         }
         while let Some(accepted) = ready!(connection.poll_accept(cx)) {
             let (request, respond) = accepted?;
-            let answer = (self.answer)(request.map(Http2Body::new));
+            let answer = (self.answer)(request.map(|body| ClientBody::Http2(Http2Body::new(body))));
             LocalExecutor.execute(serve_stream(answer, respond));
         }
         Poll::Ready(Ok(()))
@@ -111,7 +111,7 @@ where
 async fn serve_stream<F, B>(answer: F, respond: SendResponse<Bytes>)
 where
     F: Future<Output = Response<B>> + Unpin,
-    B: Body<Data = Bytes, Error = Infallible> + Unpin + 'static,
+    B: Body<Data = Bytes, Error = AnswerBroken> + Unpin + 'static,
 {
     let (mut answer, mut respond) = (answer, respond);
     let answered = poll_fn(|cx| match answer.poll_unpin(cx) {
@@ -130,7 +130,7 @@ struct ReplyPump<B> {
     body: B,
 }
 
-impl<B: Body<Data = Bytes, Error = Infallible> + Unpin> ReplyPump<B> {
+impl<B: Body<Data = Bytes, Error = AnswerBroken> + Unpin> ReplyPump<B> {
     /// Sends the header of the reply. `None` if the reply has ended with the header, or the stream has ended.
     fn begin(response: Response<B>, respond: &mut SendResponse<Bytes>) -> Option<Box<Self>> {
         let (head, body) = response.into_parts();
@@ -168,7 +168,10 @@ impl<B: Body<Data = Bytes, Error = Infallible> + Unpin> ReplyPump<B> {
                         return Poll::Ready(());
                     }
                 },
-                Some(Err(never)) => match never {},
+                Some(Err(AnswerBroken)) => {
+                    self.stream.send_reset(Reason::INTERNAL_ERROR);
+                    return Poll::Ready(());
+                }
             };
             if sent.is_err() || self.body.is_end_stream() {
                 return Poll::Ready(());

@@ -14,8 +14,8 @@ use http::HeaderMap;
 use http_body::Body as _;
 use tokio::task::yield_now;
 
+use crate::downstream::client_body::{ClientBody, ClientBodyError};
 use crate::downstream::request_memory::RequestMemoryCharge;
-use crate::io::http2_body::Http2Body;
 use crate::refusal::Refusal;
 use crate::rpc::encoding::Encoding;
 use crate::rpc::frame::{FrameReader, PREFIX, Payload};
@@ -24,7 +24,7 @@ use crate::rpc::inflate::{InflateStep, Inflater};
 /// The body of a request, and the encoding of its messages.
 pub struct RequestBody {
     /// The body's frames.
-    pub frames: Http2Body,
+    pub frames: ClientBody,
     /// The call's encoding.
     pub encoding: Encoding,
     /// Accounts for the memory of bytes read from the body.
@@ -39,7 +39,7 @@ impl RequestBody {
     ///
     /// # Errors
     /// The client's message encoding is not supported by etcd.
-    pub fn of(headers: &HeaderMap, frames: Http2Body, held: RequestMemoryCharge) -> Result<Self, Refusal> {
+    pub fn of(headers: &HeaderMap, frames: ClientBody, held: RequestMemoryCharge) -> Result<Self, Refusal> {
         Ok(Self { frames, encoding: Encoding::of(headers)?, held })
     }
 }
@@ -59,7 +59,7 @@ pub enum ClientRequestItem {
 
 /// A client's stream of messages.
 pub struct RequestMessages {
-    body: Http2Body,
+    body: ClientBody,
     reader: FrameReader,
     largest: usize,
     /// A compressed message, completely received and being inflated.
@@ -129,7 +129,8 @@ impl RequestMessages {
                         self.reader.push(data);
                     }
                 }
-                Some(Err(_)) => return ClientRequestItem::Gone,
+                Some(Err(ClientBodyError::ClientGone)) => return ClientRequestItem::Gone,
+                Some(Err(ClientBodyError::Refused(refusal))) => return ClientRequestItem::Bad(refusal),
                 None => {
                     let whole = self.reader.finish();
                     return whole.map_or_else(

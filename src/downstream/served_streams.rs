@@ -8,7 +8,6 @@
 //! client.
 
 use std::cell::{Cell, RefCell};
-use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -72,6 +71,13 @@ impl ServedStreams {
         let served = ServedStream { of: Rc::clone(self), is_answered: false };
         let yields = served.expects_reset();
         ServedAnswer { answer, served: Some(served), yields }
+    }
+
+    /// Counts a connection taken over by another protocol as one stream, until the returned guard is dropped.
+    pub(super) fn occupy(self: &Rc<Self>) -> ServedStream {
+        self.count.set(self.count.get() + 1);
+        self.activity.begin_stream();
+        ServedStream { of: Rc::clone(self), is_answered: true }
     }
 
     /// Waits until the client has reset more streams than allowed. Cancel-safe.
@@ -139,7 +145,7 @@ where
 }
 
 /// One stream, counted until dropped.
-struct ServedStream {
+pub(super) struct ServedStream {
     of: Rc<ServedStreams>,
     is_answered: bool,
 }
@@ -172,14 +178,14 @@ pub(super) struct ServedBody<B> {
     _served: ServedStream,
 }
 
-impl<B: Body<Data = Bytes, Error = Infallible> + Unpin> Body for ServedBody<B> {
+impl<B: Body<Data = Bytes> + Unpin> Body for ServedBody<B> {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         Pin::new(&mut self.body).poll_frame(cx)
     }
 

@@ -1,7 +1,7 @@
 //! Signs of life of a client, from its socket.
 //!
-//! Owns: the number of bytes received, and the time of the last sign of life. Must not know: HTTP/2, the
-//! meaning of the bytes.
+//! Owns: the number of bytes received, the time of the last sign of life, and the flag of a first HTTP/1
+//! request. Must not know: the meaning of the bytes.
 //! Invariants: received bytes are a sign of life. Sent bytes are not, since the kernel accepts bytes for a
 //! dead peer too; but a full socket that accepts bytes again has a reading peer.
 
@@ -18,6 +18,7 @@ pub(super) struct SocketProgress {
     received: Cell<usize>,
     sign_of_life: Cell<Instant>,
     is_blocked: Cell<bool>,
+    has_request: Cell<bool>,
 }
 
 impl Default for SocketProgress {
@@ -26,6 +27,7 @@ impl Default for SocketProgress {
             received: Cell::default(),
             sign_of_life: Cell::new(Instant::now()),
             is_blocked: Cell::default(),
+            has_request: Cell::default(),
         }
     }
 }
@@ -45,6 +47,16 @@ impl SocketProgress {
             self.sign_of_life.set(Instant::now());
         }
         self.is_blocked.set(!was_taken);
+    }
+
+    /// Records the complete head of an HTTP/1 request.
+    pub(super) fn note_request(&self) {
+        self.has_request.set(true);
+    }
+
+    /// True after the head of the first HTTP/1 request.
+    pub(super) fn has_request(&self) -> bool {
+        self.has_request.get()
     }
 
     /// The number of bytes received.

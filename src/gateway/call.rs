@@ -13,13 +13,13 @@ use http::uri::PathAndQuery;
 use tokio::time::Instant;
 
 use crate::config::Config;
+use crate::downstream::client_body::ClientBody;
 use crate::downstream::request_memory::{REQUEST, RequestMemoryCharge, Requester, header_bytes};
 use crate::downstream::request_messages::RequestBody;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::caller::{Caller, Identities};
 use crate::gateway::required_identity::identity_check;
 use crate::gateway::{ClientConnection, Gateway};
-use crate::io::http2_body::Http2Body;
 use crate::members::membership::Membership;
 use crate::refusal::Refusal;
 use crate::rpc::call::Deadline;
@@ -111,7 +111,7 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     /// The body's compression is not supported.
-    pub fn body(&self, frames: Http2Body) -> Result<RequestBody, Refusal> {
+    pub fn body(&self, frames: ClientBody) -> Result<RequestBody, Refusal> {
         RequestBody::of(self.headers, frames, self.memory.borrow().sibling())
     }
 

@@ -6,12 +6,12 @@
 use http::uri::PathAndQuery;
 use tokio::time::timeout;
 
+use crate::downstream::client_body::ClientBody;
 use crate::gateway::call::Call;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_answers::UnreadRoomNeed;
 use crate::gateway::{audited_request, permission, usage_limits};
-use crate::io::http2_body::Http2Body;
 use crate::members::choose::MemberTarget;
 use crate::refusal::Refusal;
 use crate::rpc::method::Lane;
@@ -26,8 +26,10 @@ use crate::upstream::upstream_request::UpstreamRequestBody;
 pub async fn serve(
     call: &Call<'_>,
     path: Option<&PathAndQuery>,
-    body: Http2Body,
+    body: ClientBody,
 ) -> Result<PipelineResult, Refusal> {
+    // Every other body is that of a method with a row.
+    let ClientBody::Http2(body) = body else { return Err(Refusal::malformed_path(call.path)) };
     let (gateway, client) = (call.gateway, call.client);
     let mut caller = call.identify().await?;
     usage_limits::admit(call, &caller)?;

@@ -11,32 +11,35 @@ use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 
+use bytes::Bytes;
 use futures_util::future::Either;
 use futures_util::{FutureExt as _, TryFutureExt as _};
 use http::uri::PathAndQuery;
 use http::{Request, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
+use crate::downstream::client_body::ClientBody;
 use crate::gateway::call::Call;
 use crate::gateway::login::authenticate;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::reply::{self, DownstreamResponse};
+use crate::gateway::rewritten_answer::{self, AnswerRewrite};
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::{
     ClientConnection, Gateway, audited_request, blocking_calls, defragment, forward, health, pass_through,
     streams, usage_limits, vulnerable_members,
 };
-use crate::io::http2_body::Http2Body;
 use crate::refusal::Refusal;
 use crate::rpc::call::is_grpc;
 use crate::rpc::method::Handler;
 use crate::telemetry::metrics::Metrics;
 
-/// Serves a request of any kind.
+/// Serves a request of any kind. `rewrite` rewrites the message of a unary answer.
 pub fn serve(
     gateway: Rc<Gateway>,
     client: Rc<ClientConnection>,
-    request: Request<Http2Body>,
+    request: Request<ClientBody>,
+    rewrite: Option<AnswerRewrite>,
 ) -> impl Future<Output = DownstreamResponse> {
     let (head, body) = request.into_parts();
     let is_grpc = is_grpc(&head.method, &head.headers);
@@ -55,7 +58,13 @@ pub fn serve(
         let deadline = call.deadline;
         let handled = handled(&call, path.as_ref(), body);
         let handled = handled.or_else(|refusal| usage_limits::in_time(&call, refusal));
-        let outcome = guarded(&gateway.metrics, deadline, pin!(handled)).await;
+        let mut outcome = guarded(&gateway.metrics, deadline, pin!(handled)).await;
+        if let (Ok(result), Some(rewrite)) = (&mut outcome, rewrite) {
+            let result = std::mem::replace(result, PipelineResult::Ours(Bytes::new()));
+            // Boxed: a client of gRPC has no rewritten answers.
+            let rewritten = Box::pin(rewritten_answer::rewritten(&call, result, rewrite));
+            outcome = guarded(&gateway.metrics, deadline, pin!(rewritten)).await;
+        }
         match outcome {
             Ok(answer) => answer.reply(call.record),
             Err(refusal) => {
@@ -71,7 +80,7 @@ pub fn serve(
 async fn handled(
     call: &Call<'_>,
     path: Option<&PathAndQuery>,
-    body: Http2Body,
+    body: ClientBody,
 ) -> Result<PipelineResult, Refusal> {
     if call.method.handler == Handler::PassThrough {
         return Box::pin(pass_through::serve(call, path, body)).await;
@@ -150,7 +159,7 @@ mod tests {
 
     #[test]
     fn the_future_of_a_call_stays_small() {
-        fn size_of_future<A, B, C, F: Future>(_: impl Fn(A, B, C) -> F) -> usize {
+        fn size_of_future<A, B, C, D, F: Future>(_: impl Fn(A, B, C, D) -> F) -> usize {
             size_of::<F>()
         }
         let bytes = size_of_future(serve);

@@ -5,7 +5,6 @@
 //! reset caused upstream or by Keyward: an error or an early end becomes trailers with Unavailable; a body
 //! ends with exactly one set of trailers; the call's [`AccessRecord`] ends with the body.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -15,6 +14,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
 use crate::credentials::TokenUseGuard;
+use crate::downstream::client_body::AnswerBroken;
 use crate::downstream::client_replies::ReplyReceiver;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::active_streams::Registration;
@@ -139,12 +139,12 @@ impl Reply {
 
 impl Body for Reply {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = AnswerBroken;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, AnswerBroken>>> {
         let piece = match &mut self.holding {
             ReplySource::Own(contents) => contents.poll_piece(cx),
             ReplySource::Counted(standing) => standing.poll_piece(cx),

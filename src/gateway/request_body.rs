@@ -13,6 +13,7 @@ use futures_util::TryFutureExt as _;
 use http_body::Body as _;
 use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
+use crate::downstream::client_body::ClientBodyError;
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::downstream::request_messages::RequestBody;
 use crate::gateway::UNIDENTIFIED_REQUEST_SIZE;
@@ -78,8 +79,8 @@ async fn gather(body: RequestBody, limit: usize) -> Result<(Bytes, RequestMemory
         too_late.as_mut().poll(cx).map(|()| Err(Refusal::NOTHING_SENT))
     };
     while let Some(frame) = poll_fn(&mut next).await? {
-        // The client has left: the refusal reaches no reader.
-        let Ok(data) = frame.map_err(|_| Refusal::CANCELED)?.into_data() else { continue };
+
+        let Ok(data) = frame.map_err(ClientBodyError::refusal)?.into_data() else { continue };
         if !held.charge(data.len()) {
             return Err(Refusal::TOO_MANY_REQUESTS);
         }

@@ -8,6 +8,8 @@
 
 use std::fmt;
 
+use crate::config::JsonGateway;
+
 /// An etcd server's version, without its pre-release or build suffix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version {
@@ -160,6 +162,22 @@ impl Version {
         }
     }
 
+    /// The form of this version's JSON gateway.
+    #[must_use]
+    pub fn json_gateway(self) -> JsonGateway {
+        match self.line() {
+            (MAJOR, ..5) | (..MAJOR, _) => JsonGateway::Etcd34,
+            (MAJOR, 5) => JsonGateway::Etcd35,
+            _ => JsonGateway::Etcd36,
+        }
+    }
+
+    /// The version of a cluster whose oldest member has this version: the release line, with patch 0.
+    #[must_use]
+    pub fn of_cluster(self) -> Self {
+        Self { patch: 0, ..self }
+    }
+
     fn has(self, since: FirstPatches) -> bool {
         let (line, patch) = match self.knowledge() {
             VersionKnowledge::Older => (0, 0),
@@ -263,6 +281,21 @@ mod tests {
             }
             assert!(has(&traits("3.7.1")), "{name} at 3.7.1");
         }
+    }
+
+    #[test]
+    fn each_line_has_the_form_of_its_json_gateway() {
+        for (version, form) in [
+            ("2.3.8", JsonGateway::Etcd34),
+            ("3.4.23", JsonGateway::Etcd34),
+            ("3.5.1", JsonGateway::Etcd35),
+            ("3.6.0", JsonGateway::Etcd36),
+            ("3.8.0", JsonGateway::Etcd36),
+            ("4.0.0", JsonGateway::Etcd36),
+        ] {
+            assert_eq!(Version::parse(version).unwrap().json_gateway(), form, "{version}");
+        }
+        assert_eq!(Version::parse("3.5.16").unwrap().of_cluster().to_string(), "3.5.0");
     }
 
     #[test]

@@ -148,6 +148,7 @@ const KEYS: &[KeyRow] = &[
     compared(Reload(InForce), &["drain"], |was, is| was.drain == is.drain),
     compared(Reload(InForce), &["maintenance"], |was, is| was.maintenance == is.maintenance),
     compared(Reload(InForce), &["protection"], |was, is| was.protection == is.protection),
+    compared(Reload(InForce), &["rest"], |was, is| was.rest == is.rest),
     compared(Reload(InForce), &["policy.require_identity"], |was, is| {
         was.policy.require_identity == is.policy.require_identity
     }),

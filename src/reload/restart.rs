@@ -28,6 +28,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         mapping: read.mapping,
         policy: Arc::new(in_force_of_policy(&current.policy, &read.policy)),
         protection: read.protection,
+        rest: read.rest,
         revocation: Arc::new(Revocation {
             keep: keep(&current.revocation.keep, &read.revocation.keep),
             max_age: current.revocation.max_age,

@@ -25,6 +25,7 @@ use crate::telemetry::member_metrics::MemberMetrics;
 use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::telemetry::policy_store_metrics::PolicyStoreMetrics;
 use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
+use crate::telemetry::rest_metrics::RestLabels;
 use crate::telemetry::single_label::{SingleLabel, one};
 use crate::telemetry::unread_metrics::UnreadMetrics;
 
@@ -157,8 +158,8 @@ pub struct Metrics {
     pub panics: Counter,
     /// Suppressed log records of callers without a proved identity.
     pub log_records_left_out: Counter,
-    /// HTTP/1 requests, by kind of path.
-    pub http1_requests: Family<SingleLabel, Counter>,
+    /// Requests without gRPC, by kind of path and HTTP status.
+    pub rest_requests: Family<RestLabels, Counter>,
     /// Switches to another cluster.
     pub cluster_changes: Counter,
     /// 1 for members receiving calls, 0 for other members.
@@ -233,8 +234,8 @@ impl Metrics {
         let calls_open = registered(&mut registry, "calls_open", "Unary calls of clients under way");
         let streams_open = registered(&mut registry, "streams_open", "Open streams of clients");
         let logins = registered(&mut registry, "logins", "Password logins, by result");
-        let help = "Requests over HTTP/1, by kind of path";
-        let http1_requests = registered(&mut registry, "downstream_http1_requests", help);
+        let help = "Requests without gRPC, by kind of path and HTTP status";
+        let rest_requests = registered(&mut registry, "rest_requests", help);
         let member_ready = registered(&mut registry, "member_ready", "1 for members that get calls");
         let member_leader: Family<SingleLabel, Gauge> =
             registered(&mut registry, "member_leader", "1 for the leader");
@@ -285,7 +286,7 @@ impl Metrics {
             not_canonical,
             panics,
             log_records_left_out,
-            http1_requests,
+            rest_requests,
             cluster_changes,
             member_ready,
             member_leader,

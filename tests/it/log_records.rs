@@ -9,7 +9,7 @@ use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::telemetry;
-use keyward::telemetry::single_label::one;
+use keyward::telemetry::rest_metrics::RestLabels;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -122,30 +122,30 @@ fn calls_that_are_served_all_leave_a_record() {
 }
 
 #[test]
-fn a_request_over_http1_is_counted_and_logged_within_the_same_bound() {
+fn a_request_without_grpc_is_counted_and_logged_within_the_same_bound() {
     paused(async {
         let (_member, keyward) = one_member();
         let log = Log::default();
         let _listening = log.listen();
         let requests = [
-            ("POST", "/v3/kv/range", "/v3/"),
-            ("GET", "/v2/keys/a-key", "/v2/"),
-            ("GET", "/health", "/health"),
-            ("GET", "/x?a-key", "other"),
+            ("GET", "/v3/kv/range", "/v3/", 405),
+            ("GET", "/v2/keys/a-key", "/v2/", 404),
+            ("GET", "/health", "/health", 200),
+            ("GET", "/x?a-key", "other", 404),
         ];
         for _ in 0..40 {
-            for (method, path, _) in requests {
-                let said = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nUser-Agent: jet\"c\r\n\r\n");
+            for (method, path, _, _) in requests {
+                let said = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nUser-Agent: jet\"c\r\n\r\n");
                 let mut io = keyward.connect();
                 io.write_all(said.as_bytes()).await.expect("room");
                 drop(io.read_to_end(&mut Vec::new()).await);
             }
         }
-        for (_, _, kind) in requests {
-            let counted = keyward.metrics.http1_requests.get_or_create(&one("path", kind)).get();
-            assert_eq!(counted, 40, "{kind}");
+        for (_, _, path, status) in requests {
+            let counted = keyward.metrics.rest_requests.get_or_create(&RestLabels { path, status }).get();
+            assert_eq!(counted, 40, "{path}");
         }
-        assert_eq!(log.lines_with("request over HTTP/1"), 100);
+        assert_eq!(log.lines_with("request without gRPC"), 100);
         assert_eq!(keyward.metrics.log_records_left_out.get(), 60);
         assert!(log.lines_with("/v3/kv/range") > 0 && log.lines_with(r#"user_agent="jet\"c""#) > 0);
         assert_eq!(log.lines_with("a-key"), 0, "no key is shown");

@@ -112,6 +112,12 @@ mod request_memory;
 #[cfg(test)]
 mod reset_floods;
 #[cfg(test)]
+mod rest;
+#[cfg(test)]
+mod rest_streams;
+#[cfg(test)]
+mod rest_websockets;
+#[cfg(test)]
 mod revocations;
 #[cfg(test)]
 mod revocations_in_etcd;

@@ -72,6 +72,8 @@ impl Resolver<'_> {
                     Some(toml_file::TomlOnExpiry::Keep) => OnExpiry::Keep,
                 },
                 proxy_protocol_from: proxies,
+                rest: row.rest.unwrap_or(true),
+                metrics_page: row.metrics_page.unwrap_or(false),
                 member,
                 server_names,
             };

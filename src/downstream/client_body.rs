@@ -1,0 +1,110 @@
+//! The body of a client's request: received over HTTP/2 or HTTP/1, or made by Keyward from another body.
+//!
+//! Owns: the forms of a request's body, and the reasons for the early end of a request's or a response's body. Must not know: the content of
+//! a body, how a made body is made. Invariant: bytes not taken by the reader stay with the client, by HTTP/2's
+//! flow control or in HTTP/1's socket.
+
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::future::LocalBoxFuture;
+use http_body::{Body, Frame};
+use hyper::body::Incoming;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::io::http2_body::Http2Body;
+use crate::refusal::Refusal;
+
+/// The body of a client's request.
+pub enum ClientBody {
+    /// Received over HTTP/2.
+    Http2(Http2Body),
+    /// Received over HTTP/1, and the way to take over the connection.
+    Http1(Box<Incoming>, Rc<UpgradeSlot>),
+    /// Made by Keyward from another body.
+    Made(MadeBody),
+}
+
+/// A body made by Keyward from another body.
+pub type MadeBody = Pin<Box<dyn Body<Data = Bytes, Error = ClientBodyError>>>;
+
+/// The reason for a body's early end.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ClientBodyError {
+    /// The client disconnected, or reset the stream.
+    #[error("the client is gone")]
+    ClientGone,
+    /// The body has a fault, for which the call is refused.
+    #[error("the body has a fault")]
+    Refused(Refusal),
+}
+
+/// The body of a response breaks off. The client must see the break: HTTP/2 resets the stream, HTTP/1 closes the
+/// connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the response breaks off")]
+pub struct AnswerBroken;
+
+impl ClientBodyError {
+    /// The refusal of the call. A client that is gone does not read the refusal.
+    #[must_use]
+    pub fn refusal(self) -> Refusal {
+        match self {
+            Self::ClientGone => Refusal::CANCELED,
+            Self::Refused(refusal) => refusal,
+        }
+    }
+}
+
+/// The bytes of an upgraded connection.
+pub trait UpgradedStream: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> UpgradedStream for T {}
+
+/// Takes over an HTTP/1 connection after the response 101: receives the connection, and the bytes already read
+/// behind the request.
+pub type UpgradeHandler = Box<dyn FnOnce(Box<dyn UpgradedStream>, Bytes) -> LocalBoxFuture<'static, ()>>;
+
+/// The place for the handler of an upgraded HTTP/1 connection. The handler of a request puts its handler here
+/// before it answers 101.
+#[derive(Default)]
+pub struct UpgradeSlot(RefCell<Option<UpgradeHandler>>);
+
+impl UpgradeSlot {
+    /// Sets the handler.
+    pub fn set(&self, handler: UpgradeHandler) {
+        self.0.replace(Some(handler));
+    }
+
+    /// Takes the handler, if one was set.
+    pub(super) fn take(&self) -> Option<UpgradeHandler> {
+        self.0.take()
+    }
+}
+
+impl Body for ClientBody {
+    type Data = Bytes;
+    type Error = ClientBodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ClientBodyError>>> {
+        match self.get_mut() {
+            Self::Http2(body) => Pin::new(body).poll_frame(cx).map_err(|_| ClientBodyError::ClientGone),
+            Self::Http1(body, _) => Pin::new(body).poll_frame(cx).map_err(|_| ClientBodyError::ClientGone),
+            Self::Made(body) => body.as_mut().poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Http2(body) => body.is_end_stream(),
+            Self::Http1(body, _) => body.is_end_stream(),
+            Self::Made(body) => body.is_end_stream(),
+        }
+    }
+}

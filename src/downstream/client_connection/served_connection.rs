@@ -1,0 +1,130 @@
+//! The protocol spoken on a client connection: HTTP/2 or HTTP/1.
+//!
+//! Owns: HTTP/2's settings towards clients, the budget of a turn, and the last words to a client that floods.
+//! Must not know: the services served, the reasons for a connection's end.
+
+use std::future::Future;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::server::Builder;
+use http::{Request, Response};
+use http_body::Body;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
+
+use super::{ClientConnectionEnd, ConnectionBounds};
+use crate::downstream::client_body::{AnswerBroken, ClientBody};
+use crate::downstream::http1_server::Http1Server;
+use crate::downstream::http2_server::{Http2Server, is_flood};
+use crate::downstream::read_turns::{ReadTurn, TurnReader};
+use crate::downstream::served_streams::{PausableReader, ServedStreams};
+use crate::downstream::socket_progress::SocketProgress;
+use crate::io::coalesce::{Coalesce, FinalMessage, coalesce};
+use crate::tasks::Tasks;
+
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// Window for 256 streams with unread requests, such as a Watch waiting for its client: the bound on memory
+/// held for one connection's unread data.
+const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
+const SEND_BUFFER: usize = 128 * 1024;
+
+/// GOAWAY (RFC 9113, section 6.8) with ENHANCE_YOUR_CALM and a text. The last stream id is the highest
+/// possible, because any stream may have been processed.
+const CALM: &[u8] = b"\0\0\x17\x07\0\0\0\0\0\x7f\xff\xff\xff\0\0\0\x0btoo_many_resets";
+/// Time for the client to read the GOAWAY.
+const FAREWELL: Duration = Duration::from_millis(250);
+
+/// A connection in service. `answer` is called for each request.
+pub(super) enum ServedConnection<T, S, B>
+where
+    B: Body<Data = Bytes, Error = AnswerBroken> + 'static,
+{
+    Http1(Box<Http1Server<PausableReader<T>, B>>),
+    Http2(Box<Http2Connection<T, S>>),
+}
+
+/// An HTTP/2 connection, with its turns and its last words.
+pub(super) struct Http2Connection<T, S> {
+    server: Http2Server<Coalesce<PausableReader<TurnReader<T>>>, S>,
+    turn: Rc<ReadTurn>,
+    last_words: FinalMessage<PausableReader<TurnReader<T>>>,
+}
+
+impl<T, S, F, B> ServedConnection<T, S, B>
+where
+    T: AsyncRead + AsyncWrite + Unpin + 'static,
+    S: Fn(Request<ClientBody>) -> F + 'static,
+    F: Future<Output = Response<B>> + Unpin + 'static,
+    B: Body<Data = Bytes, Error = AnswerBroken> + Unpin + 'static,
+{
+    /// Serves HTTP/1.
+    pub(super) fn http1(
+        io: T,
+        bounds: ConnectionBounds,
+        progress: &Rc<SocketProgress>,
+        streams: &Rc<ServedStreams>,
+        answer: S,
+    ) -> Self {
+        let io = PausableReader::new(io, streams);
+        Self::Http1(Box::new(Http1Server::new(io, bounds.header_size, progress, streams, answer)))
+    }
+
+    /// Serves HTTP/2. The connection's writes are sent by a task among `tasks`.
+    pub(super) fn http2(
+        io: T,
+        bounds: ConnectionBounds,
+        progress: &Rc<SocketProgress>,
+        streams: &Rc<ServedStreams>,
+        tasks: &Tasks,
+        answer: S,
+    ) -> Self {
+        let turn = ReadTurn::new();
+        let (io, flusher) = coalesce(PausableReader::new(TurnReader::new(io, &turn), streams));
+        tasks.spawn("downstream flusher", flusher).detach();
+        let last_words = io.inner().last_words();
+        let interval = bounds.pings.map(|pings| pings.interval);
+        let server = Http2Server::new(&settings(bounds), io.into_inner(), interval, progress, answer);
+        Self::Http2(Box::new(Http2Connection { server, turn, last_words }))
+    }
+
+    /// Serves the connection until its end. If `leaves`, no new requests are accepted, and the connection ends
+    /// with its open requests. Cancel-safe.
+    pub(super) fn poll_serve(&mut self, cx: &mut Context<'_>, leaves: bool) -> Poll<ClientConnectionEnd> {
+        match self {
+            Self::Http1(server) => server.poll_serve(cx, leaves).map(|()| ClientConnectionEnd::Well),
+            Self::Http2(connection) => {
+                connection.turn.begin();
+                connection.server.poll_serve(cx, leaves).map(how_it_ended)
+            }
+        }
+    }
+
+    /// Tells a client that resets too many streams to be calm, and discards its further bytes.
+    pub(super) async fn say_farewell(&self) {
+        if let Self::Http2(connection) = self {
+            connection.turn.lift();
+            drop(timeout(FAREWELL, connection.last_words.say(CALM)).await);
+        }
+    }
+}
+
+fn how_it_ended(ended: Result<(), h2::Error>) -> ClientConnectionEnd {
+    let Err(error) = ended else { return ClientConnectionEnd::Well };
+    tracing::debug!(%error, "client connection ended");
+    if is_flood(&error) { ClientConnectionEnd::Flooded } else { ClientConnectionEnd::Well }
+}
+
+fn settings(bounds: ConnectionBounds) -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(bounds.streams)
+        .max_pending_accept_reset_streams(usize::try_from(bounds.streams).unwrap_or(usize::MAX))
+        .max_header_list_size(bounds.header_size)
+        .max_send_buffer_size(SEND_BUFFER);
+    builder
+}

@@ -1,0 +1,153 @@
+//! HTTP/1 towards a client: requests one after the other on one connection, and the takeover of the connection
+//! by another protocol.
+//!
+//! Owns: HTTP/1's settings and limits. Must not know: the services served, the reasons for a connection's end.
+//! Invariants: hyper refuses a request whose length is ambiguous (RFC 9112, section 6.3). A connection whose
+//! response breaks off is closed without the response's end, so that the client sees the break. A request's
+//! head arrives within [`HEAD_TIME`].
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::{LocalBoxFuture, Map};
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1::{Builder, Connection};
+use hyper::service::Service;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::downstream::client_body::{AnswerBroken, ClientBody, UpgradeSlot};
+use crate::downstream::served_streams::ServedStreams;
+use crate::downstream::socket_progress::SocketProgress;
+
+/// Time for the head of a request to arrive, and for an idle connection to send its next request: the time of
+/// etcd's servers for a head.
+const HEAD_TIME: Duration = Duration::from_secs(300);
+/// The least buffer that hyper accepts for the bytes of a connection.
+const LEAST_BUFFER: usize = 8 * 1024;
+
+/// The HTTP/1 side of one client connection, with response bodies `B`.
+pub(super) struct Http1Server<T, B>
+where
+    B: Body<Data = Bytes, Error = AnswerBroken> + 'static,
+{
+    state: Http1State<T, B>,
+    upgrade: Rc<UpgradeSlot>,
+    streams: Rc<ServedStreams>,
+    is_leaving: bool,
+}
+
+enum Http1State<T, B>
+where
+    B: Body<Data = Bytes, Error = AnswerBroken> + 'static,
+{
+    Serving(Box<Connection<TokioIo<T>, AnswerService<B>>>),
+    /// Another protocol has taken over; the connection counts as one stream.
+    Upgraded(LocalBoxFuture<'static, ()>),
+    Closing(T),
+    Closed,
+}
+
+/// The answer to each request of a connection.
+type Http1Answer<B> = Box<dyn Fn(Request<ClientBody>) -> LocalBoxFuture<'static, Response<B>>>;
+
+/// Calls the answer to a request for hyper.
+struct AnswerService<B> {
+    answer: Http1Answer<B>,
+    upgrade: Rc<UpgradeSlot>,
+    progress: Rc<SocketProgress>,
+}
+
+impl<B> Service<Request<Incoming>> for AnswerService<B> {
+    type Response = Response<B>;
+    type Error = Infallible;
+    type Future = Map<LocalBoxFuture<'static, Response<B>>, fn(Response<B>) -> Result<Response<B>, Infallible>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        self.progress.note_request();
+        let upgrade = Rc::clone(&self.upgrade);
+        let request = request.map(|body| ClientBody::Http1(Box::new(body), upgrade));
+        (self.answer)(request).map(Ok)
+    }
+}
+
+impl<T, B> Http1Server<T, B>
+where
+    T: AsyncRead + AsyncWrite + Unpin + 'static,
+    B: Body<Data = Bytes, Error = AnswerBroken> + 'static,
+{
+    /// Serves `io`. A request's head has at most `head_size` bytes; the first one is noted in `progress`.
+    pub(super) fn new<F: Future<Output = Response<B>> + 'static>(
+        io: T,
+        head_size: u32,
+        progress: &Rc<SocketProgress>,
+        streams: &Rc<ServedStreams>,
+        answer: impl Fn(Request<ClientBody>) -> F + 'static,
+    ) -> Self {
+        let answer: Http1Answer<B> = Box::new(move |request| answer(request).boxed_local());
+        let upgrade = Rc::<UpgradeSlot>::default();
+        let service =
+            AnswerService { answer, upgrade: Rc::clone(&upgrade), progress: Rc::clone(progress) };
+        let buffer = usize::try_from(head_size).unwrap_or(usize::MAX).max(LEAST_BUFFER);
+        let connection = Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIME)
+            .max_buf_size(buffer)
+            .serve_connection(TokioIo::new(io), service);
+        Self { state: Http1State::Serving(Box::new(connection)), upgrade, streams: Rc::clone(streams), is_leaving: false }
+    }
+
+    /// Serves the connection until its end. If `leaves`, the connection ends with its open request. Cancel-safe.
+    pub(super) fn poll_serve(&mut self, cx: &mut Context<'_>, leaves: bool) -> Poll<()> {
+        if leaves && !self.is_leaving {
+            self.is_leaving = true;
+            if let Http1State::Serving(connection) = &mut self.state {
+                Pin::new(&mut **connection).graceful_shutdown();
+            }
+        }
+        loop {
+            match &mut self.state {
+                Http1State::Serving(connection) => {
+                    if let Err(error) = ready!(connection.poll_without_shutdown(cx)) {
+                        tracing::debug!(%error, "an HTTP/1 connection ended");
+                    }
+                    self.take_over();
+                }
+                Http1State::Upgraded(handler) => {
+                    ready!(handler.as_mut().poll(cx));
+                    self.state = Http1State::Closed;
+                }
+                Http1State::Closing(io) => {
+                    // A client that is gone needs no farewell.
+                    drop(ready!(Pin::new(io).poll_shutdown(cx)));
+                    self.state = Http1State::Closed;
+                }
+                Http1State::Closed => return Poll::Ready(()),
+            }
+        }
+    }
+
+    /// Gives the connection to the handler that took it over; without a handler the connection closes.
+    fn take_over(&mut self) {
+        let Http1State::Serving(connection) = std::mem::replace(&mut self.state, Http1State::Closed) else {
+            return;
+        };
+        let parts = connection.into_parts();
+        let io = parts.io.into_inner();
+        self.state = match self.upgrade.take() {
+            Some(handler) => {
+                let occupied = self.streams.occupy();
+                Http1State::Upgraded(handler(Box::new(io), parts.read_buf).map(move |()| drop(occupied)).boxed_local())
+            },
+            None => Http1State::Closing(io),
+        };
+    }
+}

@@ -1,0 +1,79 @@
+//! Unary answers rewritten for a client that reads another form than protobuf.
+//!
+//! Owns: the room for an answer held whole and for its rewritten form. Must not know: the form. Invariants: an
+//! answer is rewritten whole or not shown; a rewritten answer is counted in the buffer of unread answers until
+//! its client has read the answer.
+
+use bytes::{Bytes, BytesMut};
+use tokio::time::timeout;
+
+use crate::gateway::call::Call;
+use crate::gateway::pipeline_result::PipelineResult;
+use crate::gateway::retries::PATIENCE;
+use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
+use crate::gateway::whole_answer::hold_whole;
+use crate::refusal::Refusal;
+use crate::rpc::frame::{PREFIX, write_prefix};
+use crate::rpc::method::{Lane, Method, StreamingSides};
+use crate::upstream::answer::MemberReply;
+
+/// Appends the rewritten form of a method's answer to the bytes. False if the answer cannot be read.
+pub type AnswerRewrite = fn(&'static Method, &[u8], &mut BytesMut) -> bool;
+
+/// An answer held whole, and its rewritten form of about twice the size.
+const COPIES: usize = 3;
+
+/// Rewrites the message of a unary answer; the prefix before the rewritten message stays gRPC's. Streams and
+/// refusals stay as they are.
+///
+/// # Errors
+/// The answer is too large to be held whole, breaks off, or cannot be read.
+pub async fn rewritten(
+    call: &Call<'_>,
+    result: PipelineResult,
+    rewrite: AnswerRewrite,
+) -> Result<PipelineResult, Refusal> {
+    if call.method.stream != StreamingSides::Unary {
+        return Ok(result);
+    }
+    match result {
+        PipelineResult::Ours(framed) => rewritten_frame(call, &framed, rewrite).map(PipelineResult::Ours),
+        PipelineResult::Stream(_) => Ok(result),
+        PipelineResult::Member(mut answer, in_use, registration, room) => {
+            // The room below covers the answer too.
+            drop(room);
+            let held = hold_whole(call, &mut answer, COPIES).await?;
+            if !answer.is_success() {
+                return Ok(PipelineResult::Member(answer, in_use, registration, None));
+            }
+            let framed = answer.message().ok_or(Refusal::UNREADABLE_ANSWER)?;
+            answer.data.clear();
+            answer.data = [rewritten_frame(call, &framed, rewrite)?].into();
+            drop((framed, held));
+            let room = room_of(call, &answer).await?;
+            Ok(PipelineResult::Member(answer, in_use, registration, room))
+        }
+    }
+}
+
+fn rewritten_frame(call: &Call<'_>, framed: &Bytes, rewrite: AnswerRewrite) -> Result<Bytes, Refusal> {
+    let message = framed.get(PREFIX..).ok_or(Refusal::UNREADABLE_ANSWER)?;
+    let mut written = BytesMut::zeroed(PREFIX);
+    if !rewrite(call.method, message, &mut written) {
+        tracing::warn!(method = call.method.path, "a member's answer cannot be rewritten");
+        return Err(Refusal::UNREADABLE_ANSWER);
+    }
+    write_prefix(&mut written);
+    Ok(written.freeze())
+}
+
+/// The room for the answer until the client has read the answer; `None` for a small answer.
+async fn room_of(call: &Call<'_>, answer: &MemberReply) -> Result<Option<UnreadRoom>, Refusal> {
+    let unread = &call.client.unread;
+    let Some(need) = UnreadRoomNeed::of(answer, call.method, Lane::Unary) else { return Ok(None) };
+    if let Some(room) = unread.take(need) {
+        return Ok(Some(room));
+    }
+    let waited = timeout(PATIENCE, unread.wait_beyond(need)).await;
+    waited.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS)).map(Some)
+}

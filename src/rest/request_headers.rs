@@ -1,0 +1,131 @@
+//! The gRPC headers of a JSON request.
+//!
+//! Owns: the fields taken from the HTTP header, as by etcd's gateway: `Authorization`, `Grpc-Timeout`, and
+//! `Grpc-Metadata-*` for the fields that a gRPC client may send. Must not know: the meaning of a credential.
+//! Invariant: no other field reaches the call, so `grpcgateway-*` and other metadata assert nothing.
+
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
+use http::{HeaderMap, StatusCode};
+
+use crate::refusal::{Code, Status};
+use crate::rpc::call::Deadline;
+
+/// The metadata by which a gRPC client shows a token.
+const TOKEN: HeaderName = HeaderName::from_static("token");
+const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+
+/// Fields with one meaning in HTTP and in gRPC.
+const COPIED: [HeaderName; 4] = [
+    USER_AGENT,
+    HeaderName::from_static("traceparent"),
+    HeaderName::from_static("tracestate"),
+    HeaderName::from_static("x-keyward-member"),
+];
+
+/// Fields taken from `Grpc-Metadata-NAME`, before the HTTP header's own.
+const METADATA: [(&str, HeaderName); 4] = [
+    ("grpc-metadata-token", TOKEN),
+    ("grpc-metadata-authorization", AUTHORIZATION),
+    ("grpc-metadata-hasleader", HeaderName::from_static("hasleader")),
+    ("grpc-metadata-x-keyward-member", HeaderName::from_static("x-keyward-member")),
+];
+
+/// The gRPC header for an HTTP header.
+///
+/// # Errors
+/// The time limit is malformed: the status for the client.
+pub(super) fn grpc_headers(http: &HeaderMap) -> Result<HeaderMap, Status> {
+    let mut headers = HeaderMap::with_capacity(8);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    for name in COPIED.into_iter().chain([AUTHORIZATION]) {
+        if let Some(value) = http.get(&name) {
+            headers.insert(name, value.clone());
+        }
+    }
+    for (metadata, name) in METADATA {
+        if let Some(value) = http.get(metadata) {
+            headers.insert(name, value.clone());
+        }
+    }
+    if let Some(value) = http.get(&TIMEOUT) {
+        headers.insert(TIMEOUT, value.clone());
+        Deadline::of(&headers).map_err(|_| malformed_timeout(value))?;
+    }
+    Ok(headers)
+}
+
+/// etcd's answer to a malformed time limit.
+fn malformed_timeout(value: &HeaderValue) -> Status {
+    let text = String::from_utf8_lossy(value.as_bytes());
+    Status { code: Code::InvalidArgument, message: format!("invalid grpc-timeout: {text}").into() }
+}
+
+/// True for a body compressed as a whole, which etcd takes for malformed JSON.
+pub(super) fn is_encoded(http: &HeaderMap) -> bool {
+    http.get(http::header::CONTENT_ENCODING).is_some_and(|encoding| encoding.as_bytes() != b"identity")
+}
+
+/// The status of HTTP for an answer without gRPC's part.
+pub(super) fn status_of(number: u16) -> StatusCode {
+    StatusCode::from_u16(number).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        let field = |(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        fields.iter().map(field).collect()
+    }
+
+    #[test]
+    fn a_field_asserts_no_more_than_at_etcd() {
+        let http = headers(&[
+            ("authorization", "a"),
+            ("token", "not by itself"),
+            ("grpc-timeout", "5S"),
+            ("user-agent", "curl"),
+            ("hasleader", "true"),
+            ("grpcgateway-authorization", "b"),
+            ("grpcgateway-accept", "x"),
+            ("grpc-metadata-client-api-version", "3.7"),
+            ("client-api-version", "3.7"),
+            ("x-forwarded-for", "10.0.0.1"),
+            ("cookie", "token=c"),
+        ]);
+        let mut made = grpc_headers(&http).expect("a valid header");
+        assert_eq!(made.remove("authorization").unwrap(), "a");
+        assert_eq!(made.remove("grpc-timeout").unwrap(), "5S");
+        assert_eq!(made.remove("user-agent").unwrap(), "curl");
+        assert_eq!(made.remove("content-type").unwrap(), "application/grpc");
+        assert!(made.is_empty(), "{made:?}");
+    }
+
+    #[test]
+    fn metadata_goes_before_the_fields_of_http() {
+        let http = headers(&[
+            ("authorization", "a"),
+            ("grpc-metadata-authorization", "b"),
+            ("grpc-metadata-token", "c"),
+            ("grpc-metadata-hasleader", "true"),
+        ]);
+        let made = grpc_headers(&http).expect("a valid header");
+        assert_eq!((&made["authorization"], &made["token"], &made["hasleader"]), (
+            &HeaderValue::from_static("b"),
+            &HeaderValue::from_static("c"),
+            &HeaderValue::from_static("true"),
+        ));
+    }
+
+    #[test]
+    fn a_malformed_time_limit_is_refused_in_the_words_of_the_gateway() {
+        for value in ["x", "10x", "-1S", "123456789S"] {
+            let refused = grpc_headers(&headers(&[("grpc-timeout", value)])).expect_err(value);
+            assert_eq!(refused.message, format!("invalid grpc-timeout: {value}"));
+            assert_eq!(refused.code, Code::InvalidArgument);
+        }
+    }
+}
