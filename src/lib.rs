@@ -20,7 +20,7 @@
 //! `docs/etcd-facts.md` the behaviour of etcd by version.
 //!
 //! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy`. From
-//! the top: `app` · `admin`, `reload` · `gateway` · `watch`, `lease`, `revocation`, `policy_store` ·
+//! the top: `app` · `admin`, `reload`, `rest` · `gateway` · `watch`, `lease`, `revocation`, `policy_store` ·
 //! `downstream`, `upstream`, `own_keys` · `credentials` · `members` · `dial`, `policy`, `audit`, `usage` ·
 //! `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority` · `pb`, `pem`, `identity`, `published`,
 //! `secret`, `tasks`, `telemetry`, `io`.
@@ -48,6 +48,7 @@ pub mod policy_store;
 pub mod published;
 pub mod refusal;
 pub mod reload;
+pub mod rest;
 pub mod revocation;
 pub mod rpc;
 pub mod secret;

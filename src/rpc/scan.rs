@@ -170,9 +170,14 @@ const LONG: ScanFault = ScanFault("a varint of more than 64 bits");
 /// Appends a varint field. As in proto3, 0 is not written.
 pub fn append_varint_field(out: &mut BytesMut, number: u32, value: u64) {
     if value != 0 {
-        append_tag(out, number, VARINT);
-        append_varint(out, value);
+        append_present_varint(out, number, value);
     }
+}
+
+/// Appends a varint field, also if 0: a member of a oneof is present with its default value too.
+pub fn append_present_varint(out: &mut BytesMut, number: u32, value: u64) {
+    append_tag(out, number, VARINT);
+    append_varint(out, value);
 }
 
 /// Appends a length-delimited field, also if empty: an empty message differs from an absent message.
@@ -202,7 +207,8 @@ fn append_tag(out: &mut BytesMut, number: u32, wire_type: u8) {
     append_varint(out, u64::from(number) << 3 | u64::from(wire_type));
 }
 
-fn append_varint(out: &mut BytesMut, mut value: u64) {
+/// Appends a varint without a tag: an element of a packed field.
+pub fn append_varint(out: &mut BytesMut, mut value: u64) {
     while value >= 0x80 {
         out.put_u8(value.to_le_bytes()[0] | 0x80);
         value >>= 7;

@@ -8,7 +8,7 @@ use crate::source::{code_of, sources};
 const FLOORS: &[(u8, &[&str])] = &[
     (12, &["main"]),
     (11, &["app"]),
-    (10, &["admin", "reload"]),
+    (10, &["admin", "reload", "rest"]),
     (9, &["gateway"]),
     (8, &["watch", "lease", "revocation", "policy_store"]),
     (7, &["downstream", "upstream", "own_keys"]),
