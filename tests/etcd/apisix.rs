@@ -16,6 +16,7 @@ use tempfile::TempDir;
 
 use crate::chaos::door::{Door, within};
 use crate::harness::binary::{Version, full};
+use crate::harness::key_history::{self, KeyChange};
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::process::Process;
 use crate::harness::{Auth, Cluster, Options, newest, page, password, versions, wait};
@@ -29,15 +30,6 @@ const SOON: Duration = Duration::from_secs(15);
 /// Between two writes.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A change of one key, as a writer was told of it and as a watcher sees it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Change {
-    revision: i64,
-    key: String,
-    /// `None` where it was deleted.
-    value: Option<String>,
-}
-
 /// The program that makes APISIX's requests.
 struct Gateway {
     process: Process,
@@ -48,7 +40,7 @@ struct Gateway {
 #[derive(Debug, Default)]
 struct GatewayRecord {
     listed: BTreeMap<usize, i64>,
-    events: BTreeMap<usize, Vec<Change>>,
+    events: BTreeMap<usize, Vec<KeyChange>>,
     failed: BTreeMap<String, usize>,
     logins: usize,
     ended: usize,
@@ -94,7 +86,7 @@ impl GatewayRecord {
             }
             "event" => {
                 let value = (text("type") == "PUT").then(|| text("value"));
-                let change = Change { revision: revision(), key: text("key"), value };
+                let change = KeyChange { revision: revision(), key: text("key"), value };
                 self.events.entry(path()).or_default().push(change);
             }
             "failed" => *self.failed.entry(text("why")).or_default() += 1,
@@ -105,7 +97,7 @@ impl GatewayRecord {
     }
 
     /// Paths whose events are not exactly those of the ledger, and how many events are missing or too many.
-    fn differs(&self, ledger: &BTreeMap<usize, Vec<Change>>) -> (Vec<usize>, usize, usize) {
+    fn differs(&self, ledger: &BTreeMap<usize, Vec<KeyChange>>) -> (Vec<usize>, usize, usize) {
         let (mut paths, mut missing, mut doubled) = (Vec::new(), 0, 0);
         for path in 0..PATHS {
             let seen = self.events.get(&path).cloned().unwrap_or_default();
@@ -123,46 +115,47 @@ impl GatewayRecord {
     }
 }
 
-/// What was written, by path.
+/// Writes straight to a member, in turn to all paths. Now and then a key is deleted.
 #[derive(Default)]
-struct PathLedger {
-    changes: BTreeMap<usize, Vec<Change>>,
+struct RouteWriter {
     written: usize,
+    /// Nobody knows what became of these; the history does.
+    failed: usize,
 }
 
-impl PathLedger {
-    /// Writes straight to a member for a while, in turn to all paths. Now and then a key is deleted.
+impl RouteWriter {
     async fn write(&mut self, cluster: &Cluster, member: usize, duration: Duration) {
-        let door = Door::open(cluster.address(member), "root").await;
+        let mut door = Door::open(cluster.address(member), "root").await;
         let begun = Instant::now();
         let mut pace = tokio::time::interval(PAUSE);
         while begun.elapsed() < duration {
             pace.tick().await;
-            let path = self.written * 7 % PATHS;
-            let key = format!("/apisix/{path:04}/route");
-            let exists =
-                self.changes.get(&path).and_then(|all| all.last()).is_some_and(|last| last.value.is_some());
-            let value =
-                (self.written % 10 != 9 || !exists).then(|| format!("{{\"uri\":\"/{}\"}}", self.written));
-            let revision = match &value {
-                Some(value) => {
-                    let put = PutRequest {
-                        key: key.clone().into(),
-                        value: value.clone().into(),
-                        ..Default::default()
-                    };
-                    within(door.kv().put(put)).await.expect("root may write").into_inner().header
-                }
-                None => {
-                    let delete = DeleteRangeRequest { key: key.clone().into(), ..Default::default() };
-                    within(door.kv().delete_range(delete)).await.expect("root may delete").into_inner().header
-                }
+            let key = format!("/apisix/{:04}/route", self.written * 7 % PATHS);
+            let done = if self.written % 10 == 9 {
+                let delete = DeleteRangeRequest { key: key.into(), ..Default::default() };
+                within(door.kv().delete_range(delete)).await.map(drop)
+            } else {
+                let value = format!("{{\"uri\":\"/{}\"}}", self.written);
+                let put = PutRequest { key: key.into(), value: value.into(), ..Default::default() };
+                within(door.kv().put(put)).await.map(drop)
             };
-            let revision = revision.expect("etcd's header").revision;
-            self.changes.entry(path).or_default().push(Change { revision, key, value });
             self.written += 1;
+            if done.is_err() {
+                self.failed += 1;
+                door = Door::open(cluster.address(member), "root").await;
+            }
         }
     }
+}
+
+/// What was written, by path.
+async fn ledger(cluster: &Cluster) -> BTreeMap<usize, Vec<KeyChange>> {
+    let mut ledger = BTreeMap::<usize, Vec<KeyChange>>::new();
+    for change in key_history::below(cluster, "/apisix/").await {
+        let path = change.key.split('/').nth(2).and_then(|path| path.parse().ok());
+        ledger.entry(path.expect("a key of ours")).or_default().push(change);
+    }
+    ledger
 }
 
 fn program() -> PathBuf {
@@ -197,25 +190,28 @@ fn hosts(block: usize, places: &[(&str, String)]) -> Vec<String> {
 async fn killed(cluster: &mut Cluster, hosts: &[String], label: &str) -> (Vec<usize>, usize, usize) {
     let (before, after) = if full() { (20, 40) } else { (6, 4) };
     let gateway = Gateway::start(hosts, if full() { 10 } else { 4 }).await;
-    let mut ledger = PathLedger::default();
+    let mut writer = RouteWriter::default();
     // Longer than a token lives.
-    ledger.write(cluster, 0, Duration::from_secs(before)).await;
-    cluster.kill(1);
-    ledger.write(cluster, 0, Duration::from_secs(after)).await;
-    let all_seen = async || gateway.record().differs(&ledger.changes).0.is_empty().then_some(());
+    writer.write(cluster, 0, Duration::from_secs(before)).await;
+    let leader = cluster.leader().await;
+    cluster.kill(if leader == 0 { 1 } else { leader });
+    writer.write(cluster, 0, Duration::from_secs(after)).await;
+    let ledger = ledger(cluster).await;
+    let all_seen = async || gateway.record().differs(&ledger).0.is_empty().then_some(());
     wait::within_limit(SOON, all_seen).await;
     let record = gateway.record();
-    let (paths, missing, doubled) = record.differs(&ledger.changes);
+    let (paths, missing, doubled) = record.differs(&ledger);
     println!(
-        "{} {label}: {} writes, {} logins, {} paths differ, {missing} events lost, {doubled} doubled; ended {}, failed {:?}",
+        "{} {label}: {} writes ({} failed), {} logins, {} paths differ, {missing} events lost, {doubled} doubled; ended {}, failed {:?}",
         cluster.version(),
-        ledger.written,
+        writer.written,
+        writer.failed,
         record.logins,
         paths.len(),
         record.ended,
         record.failed
     );
-    assert!(ledger.written > PATHS, "each path was written");
+    assert_eq!(ledger.len(), PATHS, "each path was written");
     assert_eq!(record.listed.len(), PATHS);
     (paths, missing, doubled)
 }

@@ -11,6 +11,7 @@ pub(crate) mod dns;
 pub(crate) mod evidence;
 pub(crate) mod http;
 pub(crate) mod issuer;
+pub(crate) mod key_history;
 pub(crate) mod keyward;
 pub(crate) mod page;
 pub(crate) mod pki;

@@ -4,7 +4,6 @@
 //! The configuration is that of `deploy/patroni.md`: who changes one changes the other.
 
 mod database_nodes;
-mod leader_history;
 mod role_samples;
 
 use std::collections::BTreeMap;
@@ -14,15 +13,16 @@ use std::time::{Duration, Instant};
 use crate::harness::binary::{Version, full};
 use crate::harness::client::lifetime;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Cluster, Options, Tls, evidence, newest, page, password, versions};
+use crate::harness::{Auth, Cluster, Options, Tls, evidence, key_history, newest, page, password, versions};
 use crate::steady::unix_ms;
 
 use database_nodes::{DatabaseNodes, PatroniTiming, SCOPE, seen};
-use leader_history::LeaderEvent;
 use role_samples::{RoleSamples, ToldBy};
 
 const PAGE: &str = include_str!("../../deploy/patroni.md");
 const TTL: u32 = 5;
+/// What is written between two phases: etcd's own order tells what happened in which.
+const MARK: &str = "/marks";
 
 /// How long a run is.
 #[derive(Clone, Copy)]
@@ -155,7 +155,7 @@ impl Scene {
 
     async fn phase(&mut self, name: &str, new_primary: bool) {
         let name = format!("{}. {name}", self.phases.len());
-        leader_history::mark(&self.cluster, &name).await;
+        key_history::write(&self.cluster, MARK, &name).await;
         println!("{}: {name}", self.label);
         self.phases.push(Phase { name, new_primary, begun: unix_ms() });
     }
@@ -243,19 +243,15 @@ impl Scene {
                 }
             })
             .collect();
-        let history = leader_history::read(&self.cluster, &format!("/service/{SCOPE}/leader")).await;
-        let (mut phase, mut holder) = (0, String::new());
-        for event in history {
-            match event {
-                LeaderEvent::Mark(name) => {
-                    phase =
-                        self.phases.iter().position(|phase| phase.name == name).expect("a mark of a phase");
-                }
-                LeaderEvent::Lost => outcomes[phase].lost += 1,
-                LeaderEvent::Held { holder: now, .. } => {
-                    outcomes[phase].holders += usize::from(now != holder);
-                    holder = now;
-                }
+        let (mut phase, mut holder) = (0, None);
+        for change in key_history::below(&self.cluster, "/").await {
+            if change.key == MARK {
+                let named = |phase: &Phase| Some(&phase.name) == change.value.as_ref();
+                phase = self.phases.iter().position(named).expect("a mark of a phase");
+            } else if change.key == format!("/service/{SCOPE}/leader") {
+                outcomes[phase].lost += usize::from(change.value.is_none());
+                outcomes[phase].holders += usize::from(change.value.is_some() && change.value != holder);
+                holder = change.value.or(holder);
             }
         }
         outcomes
@@ -306,7 +302,7 @@ impl Scene {
 
 /// Three members with TLS and auth, and the users of the page.
 async fn cluster(version: &Version) -> Cluster {
-    let auth = crate::harness::Auth::On { extra_users: 0 };
+    let auth = Auth::On { extra_users: 0 };
     let options = Options { members: 3, auth, tls: Tls::Server, token_ttl: Some(TTL), ..Options::default() };
     let flags = vec!["--auth-token=simple".into()];
     let cluster = Cluster::start(version, Options { flags, ..options }).await;
@@ -363,11 +359,4 @@ async fn patroni_has_one_primary_and_fails_over_only_where_it_must() {
     for version in versions().iter().filter(|other| **other != version) {
         short(version).await;
     }
-}
-
-#[tokio::test]
-async fn temporary_patroni_directly() {
-    let mut directly = Scene::directly(&newest("3.5"), LONG).await;
-    directly.run().await;
-    println!("{:?}", directly.judged().await);
 }
