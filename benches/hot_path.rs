@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use keyward::audit::log::{AuditCloseGuard, AuditLog, Reservation};
 use keyward::audit::record::{AuditedEnd, AuditedRange, AuditedRanges, CallAuditRecord, Timestamp};
@@ -28,13 +28,17 @@ use keyward::members::membership::{ControlChannels, Member, Membership, Readines
 use keyward::members::version::Version;
 use keyward::pb::etcdserverpb::watch_request::RequestUnion;
 use keyward::pb::etcdserverpb::{
-    PutRequest, RangeRequest, RequestOp, ResponseHeader, TxnRequest, WatchCreateRequest, WatchRequest,
-    WatchResponse, request_op::Request,
+    PutRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest, WatchCreateRequest,
+    WatchRequest, WatchResponse, request_op::Request,
 };
 use keyward::pb::mvccpb::{Event, KeyValue};
 use keyward::policy::compiled::{Policy, PolicySubject};
 use keyward::policy::permit_set::{Decision, PermitSet};
 use keyward::policy::rules_in_force::RulesInForce;
+use keyward::rest::json_reply::append_json_of_message;
+use keyward::rest::json_request::message_of_json;
+use keyward::rest::json_style::{JsonPlace, JsonStyle};
+use keyward::rest::message_fields;
 use keyward::rpc::frame::{FrameReader, encode, unary};
 use keyward::rpc::method::{Method, lookup, path_kind};
 use keyward::rpc::scan::WireFields;
@@ -383,5 +387,38 @@ fn audited(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, frames, messages, methods, choices, hub_steps, sessions, decisions, audited);
+/// A Put read from JSON, and Range answers of 256 B and of 1 MB written as JSON.
+fn json(c: &mut Criterion) {
+    let put = message_fields::of_message("etcdserverpb.PutRequest").expect("a message");
+    let document =
+        r#"{"key":"L3JlZ2lzdHJ5L3NlcnZpY2Vz","value":"dmFsdWV2YWx1ZXZhbHVldmFsdWU=","lease":"7587"}"#;
+    c.bench_function("json_request_put", |b| b.iter(|| message_of_json(black_box(document.as_bytes()), put)));
+    let fields = message_fields::of_message("etcdserverpb.RangeResponse").expect("a message");
+    for (name, keys, value) in [("json_reply_256B", 1, 256), ("json_reply_1MB_of_4000_keys", 4000, 180)] {
+        let kv = KeyValue {
+            key: KEY.into(),
+            mod_revision: 7,
+            value: vec![b'v'; value].into(),
+            ..KeyValue::default()
+        };
+        let answer =
+            RangeResponse { kvs: vec![kv; keys], count: 1, ..RangeResponse::default() }.encode_to_vec();
+        c.bench_function(name, |b| {
+            b.iter(|| {
+                let mut out = BytesMut::new();
+                append_json_of_message(
+                    JsonStyle::GatewayV2,
+                    JsonPlace::Body,
+                    fields,
+                    black_box(&answer),
+                    &mut out,
+                )
+                .expect("a message");
+                out
+            });
+        });
+    }
+}
+
+criterion_group!(benches, frames, messages, methods, choices, hub_steps, sessions, decisions, audited, json);
 criterion_main!(benches);

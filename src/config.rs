@@ -18,10 +18,10 @@ mod outage_times;
 pub mod policy_document;
 mod policy_settings;
 mod protection_settings;
-mod rest_settings;
 #[cfg(test)]
 pub(crate) mod reference;
 mod resolve;
+mod rest_settings;
 mod secrets;
 mod toml_file;
 mod toml_limits;
@@ -59,8 +59,8 @@ pub use mapping_rules::{Conditions, MapRule, MappingOutcome, MappingRules, ROOT,
 pub use outage_times::OutageTimes;
 pub use policy_settings::{PolicyInEtcd, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods};
 pub use protection_settings::ProtectionSettings;
-pub use rest_settings::{AllowedOrigins, JsonGateway, RestSettings};
 pub use resolve::{load, peer_pattern, policy, read_policy};
+pub use rest_settings::{AllowedOrigins, JsonGateway, RestSettings};
 pub use secrets::write_session_key;
 pub use unread_limits::UnreadLimits;
 pub use values::{MalformedValue, duration};

@@ -1,13 +1,13 @@
-//! The HTTP face of the listeners: etcd's JSON gateway, `/version`, `/health` and the like, for clients that do
-//! not speak gRPC.
+//! The HTTP face of the listeners: etcd's JSON gateway, `/version`, `/health` and the like, for clients
+//! that do not speak gRPC.
 //!
-//! Owns: the way from an HTTP request to a call, and from the call's answer to an HTTP response. A JSON request
-//! becomes a gRPC request and takes the path of every call ([`pipeline`]): identities, policy, limits, members,
-//! audit. Must not know: how a call is served, TLS, HTTP framing.
-//! Invariants: a header asserts an identity only as etcd's gateway lets it (`request_headers`); an accepted JSON
-//! document is accepted by Go's `protojson` (which ignores unknown fields, as etcd's gateway does) with the same
-//! meaning, and its message is canonical for `rpc::canonical` (`json_request`); a response that breaks off is
-//! broken off for the client too.
+//! Owns: the way from an HTTP request to a call, and from the call's answer to an HTTP response. A JSON
+//! request becomes a gRPC request and takes the path of every call ([`pipeline`]): identities, policy,
+//! limits, members, audit. Must not know: how a call is served, TLS, HTTP framing.
+//! Invariants: a header asserts an identity only as etcd's gateway lets it (`request_headers`); an
+//! accepted JSON document is accepted by Go's `protojson` (which ignores unknown fields, as etcd's
+//! gateway does) with the same meaning, and its message is canonical for `rpc::canonical`
+//! (`json_request`); a response that breaks off is broken off for the client too.
 
 mod call_request;
 mod cors;
@@ -83,7 +83,8 @@ pub struct RestFace {
 pub fn is_rest(request: &Request<ClientBody>) -> bool {
     const GRPC: &[u8] = b"application/grpc";
     let is_grpc = |value: &HeaderValue| value.as_bytes().starts_with(GRPC);
-    !matches!(request.body(), ClientBody::Http2(_)) || !request.headers().get(CONTENT_TYPE).is_some_and(is_grpc)
+    !matches!(request.body(), ClientBody::Http2(_))
+        || !request.headers().get(CONTENT_TYPE).is_some_and(is_grpc)
 }
 
 impl RestFace {
@@ -194,10 +195,9 @@ impl RestFace {
         match JsonLines::begin(reply, messages.reply, form).await {
             StreamStart::Lines(lines) => answered(AnswerBody::Lines(Box::new(lines))),
             StreamStart::Ended(status) if status.is_ok() => http_answer::json(StatusCode::OK, ""),
-            StreamStart::Ended(status) => http_answer::json(
-                status_of(http_status(status.code, form)),
-                stream_error_json(&status, form),
-            ),
+            StreamStart::Ended(status) => {
+                http_answer::json(status_of(http_status(status.code, form)), stream_error_json(&status, form))
+            }
             StreamStart::Broken => self.refused(&rpc_answer::without_answer()),
         }
     }

@@ -24,6 +24,10 @@ mod frames;
 mod gzip;
 #[path = "../../tests/props/hub.rs"]
 mod hub;
+#[path = "../../tests/props/json.rs"]
+mod json;
+#[path = "../../tests/props/json_texts.rs"]
+mod json_texts;
 #[path = "../../tests/props/jwts.rs"]
 mod jwts;
 #[path = "../../tests/props/proxied.rs"]

@@ -23,8 +23,8 @@ use crate::config::Config;
 use crate::credentials::Credentials;
 use crate::dial::connect::Connector;
 use crate::downstream::acceptor::{AcceptedConnection, ClientSocket, OpenListener};
-use crate::downstream::client_certificate::ClientCertificate;
 use crate::downstream::client_body::ClientBody;
+use crate::downstream::client_certificate::ClientCertificate;
 use crate::downstream::client_connection::{
     self, AdmittedClient, ClientConnectionEnd, ConnectionBounds, ConnectionInputs, HandshakeError,
     IntroducedClient,

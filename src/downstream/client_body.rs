@@ -1,8 +1,8 @@
 //! The body of a client's request: received over HTTP/2 or HTTP/1, or made by Keyward from another body.
 //!
-//! Owns: the forms of a request's body, and the reasons for the early end of a request's or a response's body. Must not know: the content of
-//! a body, how a made body is made. Invariant: bytes not taken by the reader stay with the client, by HTTP/2's
-//! flow control or in HTTP/1's socket.
+//! Owns: the forms of a request's body, and the reasons for the early end of a request's or a response's
+//! body. Must not know: the content of a body, how a made body is made. Invariant: bytes not taken by the
+//! reader stay with the client, by HTTP/2's flow control or in HTTP/1's socket.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -42,8 +42,8 @@ pub enum ClientBodyError {
     Refused(Refusal),
 }
 
-/// The body of a response breaks off. The client must see the break: HTTP/2 resets the stream, HTTP/1 closes the
-/// connection.
+/// The body of a response breaks off. The client must see the break: HTTP/2 resets the stream, HTTP/1
+/// closes the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the response breaks off")]
 pub struct AnswerBroken;
@@ -64,8 +64,8 @@ pub trait UpgradedStream: AsyncRead + AsyncWrite + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin> UpgradedStream for T {}
 
-/// Takes over an HTTP/1 connection after the response 101: receives the connection, and the bytes already read
-/// behind the request.
+/// Takes over an HTTP/1 connection after the response 101: receives the connection, and the bytes already
+/// read behind the request.
 pub type UpgradeHandler = Box<dyn FnOnce(Box<dyn UpgradedStream>, Bytes) -> LocalBoxFuture<'static, ()>>;
 
 /// The place for the handler of an upgraded HTTP/1 connection. The handler of a request puts its handler here

@@ -181,7 +181,8 @@ where
     let serving = Rc::clone(&streams);
     let answer = move |request| serving.serve(answer(request));
     // HTTP/1 has no pings.
-    let bounds = ConnectionBounds { pings: bounds.pings.filter(|_| speaks == ClientProtocol::Http2), ..bounds };
+    let bounds =
+        ConnectionBounds { pings: bounds.pings.filter(|_| speaks == ClientProtocol::Http2), ..bounds };
     let mut connection = match speaks {
         ClientProtocol::Http1 => ServedConnection::http1(inbound, bounds, &progress, &streams, answer),
         _ => ServedConnection::http2(inbound, bounds, &progress, &streams, tasks, answer),
@@ -277,8 +278,8 @@ fn inbound_of(
     }
 }
 
-/// Ends at `until` if HTTP/2's preface, or the head of an HTTP/1 request, has not arrived by then: h2 waits for
-/// the preface without a limit.
+/// Ends at `until` if HTTP/2's preface, or the head of an HTTP/1 request, has not arrived by then: h2
+/// waits for the preface without a limit.
 async fn silence(until: Instant, progress: &SocketProgress, speaks: ClientProtocol) {
     tokio::time::sleep_until(until).await;
     let has_spoken = match speaks {

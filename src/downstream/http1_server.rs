@@ -1,10 +1,11 @@
-//! HTTP/1 towards a client: requests one after the other on one connection, and the takeover of the connection
-//! by another protocol.
+//! HTTP/1 towards a client: requests one after the other on one connection, and the takeover of the
+//! connection by another protocol.
 //!
-//! Owns: HTTP/1's settings and limits. Must not know: the services served, the reasons for a connection's end.
-//! Invariants: hyper refuses a request whose length is ambiguous (RFC 9112, section 6.3). A connection whose
-//! response breaks off is closed without the response's end, so that the client sees the break. A request's
-//! head arrives within [`HEAD_TIME`].
+//! Owns: HTTP/1's settings and limits. Must not know: the services served, the reasons for a connection's
+//! end.
+//! Invariants: hyper refuses a request whose length is ambiguous (RFC 9112, section 6.3). A connection
+//! whose response breaks off is closed without the response's end, so that the client sees the break. A
+//! request's head arrives within [`HEAD_TIME`].
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -69,7 +70,8 @@ struct AnswerService<B> {
 impl<B> Service<Request<Incoming>> for AnswerService<B> {
     type Response = Response<B>;
     type Error = Infallible;
-    type Future = Map<LocalBoxFuture<'static, Response<B>>, fn(Response<B>) -> Result<Response<B>, Infallible>>;
+    type Future =
+        Map<LocalBoxFuture<'static, Response<B>>, fn(Response<B>) -> Result<Response<B>, Infallible>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         self.progress.note_request();
@@ -94,18 +96,23 @@ where
     ) -> Self {
         let answer: Http1Answer<B> = Box::new(move |request| answer(request).boxed_local());
         let upgrade = Rc::<UpgradeSlot>::default();
-        let service =
-            AnswerService { answer, upgrade: Rc::clone(&upgrade), progress: Rc::clone(progress) };
+        let service = AnswerService { answer, upgrade: Rc::clone(&upgrade), progress: Rc::clone(progress) };
         let buffer = usize::try_from(head_size).unwrap_or(usize::MAX).max(LEAST_BUFFER);
         let connection = Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIME)
             .max_buf_size(buffer)
             .serve_connection(TokioIo::new(io), service);
-        Self { state: Http1State::Serving(Box::new(connection)), upgrade, streams: Rc::clone(streams), is_leaving: false }
+        Self {
+            state: Http1State::Serving(Box::new(connection)),
+            upgrade,
+            streams: Rc::clone(streams),
+            is_leaving: false,
+        }
     }
 
-    /// Serves the connection until its end. If `leaves`, the connection ends with its open request. Cancel-safe.
+    /// Serves the connection until its end. If `leaves`, the connection ends with its open request.
+    /// Cancel-safe.
     pub(super) fn poll_serve(&mut self, cx: &mut Context<'_>, leaves: bool) -> Poll<()> {
         if leaves && !self.is_leaving {
             self.is_leaving = true;
@@ -145,8 +152,10 @@ where
         self.state = match self.upgrade.take() {
             Some(handler) => {
                 let occupied = self.streams.occupy();
-                Http1State::Upgraded(handler(Box::new(io), parts.read_buf).map(move |()| drop(occupied)).boxed_local())
-            },
+                Http1State::Upgraded(
+                    handler(Box::new(io), parts.read_buf).map(move |()| drop(occupied)).boxed_local(),
+                )
+            }
             None => Http1State::Closing(io),
         };
     }

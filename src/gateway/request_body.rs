@@ -79,7 +79,6 @@ async fn gather(body: RequestBody, limit: usize) -> Result<(Bytes, RequestMemory
         too_late.as_mut().poll(cx).map(|()| Err(Refusal::NOTHING_SENT))
     };
     while let Some(frame) = poll_fn(&mut next).await? {
-
         let Ok(data) = frame.map_err(ClientBodyError::refusal)?.into_data() else { continue };
         if !held.charge(data.len()) {
             return Err(Refusal::TOO_MANY_REQUESTS);

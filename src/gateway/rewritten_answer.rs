@@ -1,8 +1,8 @@
 //! Unary answers rewritten for a client that reads another form than protobuf.
 //!
-//! Owns: the room for an answer held whole and for its rewritten form. Must not know: the form. Invariants: an
-//! answer is rewritten whole or not shown; a rewritten answer is counted in the buffer of unread answers until
-//! its client has read the answer.
+//! Owns: the room for an answer held whole and for its rewritten form. Must not know: the form.
+//! Invariants: an answer is rewritten whole or not shown; a rewritten answer is counted in the buffer of
+//! unread answers until its client has read the answer.
 
 use bytes::{Bytes, BytesMut};
 use tokio::time::timeout;

@@ -1,9 +1,10 @@
 //! The gRPC request made from a JSON request.
 //!
-//! Owns: the body, made from JSON as the call reads the body, so that nothing is read before the call asks for it.
+//! Owns: the body, made from JSON as the call reads the body, so that nothing is read before the call
+//! asks for it.
 //! Must not know: the call, the rules of JSON.
-//! Invariants: bytes read and not yet passed on are charged to the memory of requests; a JSON document has at most
-//! twice the bytes of the largest request, and some more.
+//! Invariants: bytes read and not yet passed on are charged to the memory of requests; a JSON document
+//! has at most twice the bytes of the largest request, and some more.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -20,8 +21,8 @@ use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::refusal::Refusal;
 use crate::rpc::frame;
 
-/// Room for names and numbers of a JSON document, beside twice the largest request: base64 takes a third more than
-/// bytes.
+/// Room for names and numbers of a JSON document, beside twice the largest request: base64 takes a third
+/// more than bytes.
 const DOCUMENT: usize = 64 * 1024;
 
 /// A body with one frame, made from one JSON document: the request of a unary call.

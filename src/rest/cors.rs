@@ -1,12 +1,13 @@
 //! Access for web pages (CORS), as by etcd's `--cors`.
 //!
-//! Owns: the decision for an origin, and the header fields that tell the decision. Must not know: paths, callers.
+//! Owns: the decision for an origin, and the header fields that tell the decision. Must not know: paths,
+//! callers.
 //! Invariant: no origin is allowed unless listed; the fields never allow credentials of the browser.
 
 use http::HeaderMap;
 use http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue, ORIGIN,
-    VARY,
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue,
+    ORIGIN, VARY,
 };
 
 use crate::config::AllowedOrigins;

@@ -1,9 +1,9 @@
 //! Errors in the form of etcd's JSON gateway.
 //!
-//! Owns: the HTTP status of a gRPC code, and the JSON of an error, alone and within a stream. Must not know: the
-//! cause of an error.
-//! Invariant: an error has every field that a client of any release line reads: `error` and `message` have the
-//! same text. etcd 3.6 dropped `error`, which broke clients (docs/etcd-facts.md#json).
+//! Owns: the HTTP status of a gRPC code, and the JSON of an error, alone and within a stream. Must not
+//! know: the cause of an error.
+//! Invariant: an error has every field that a client of any release line reads: `error` and `message`
+//! have the same text. etcd 3.6 dropped `error`, which broke clients (docs/etcd-facts.md#json).
 
 use serde_json::json;
 
@@ -73,11 +73,14 @@ mod tests {
             assert_eq!(error_json(&status, form), format!(r#"{{"error":{text},"code":5,"message":{text}}}"#));
         }
         let line = stream_error_json(&status, JsonGateway::Etcd35);
-        let expected =
-            format!(r#"{{"error":{{"grpc_code":5,"http_code":404,"message":{text},"http_status":"Not Found"}}}}"#);
+        let expected = format!(
+            r#"{{"error":{{"grpc_code":5,"http_code":404,"message":{text},"http_status":"Not Found"}}}}"#
+        );
         assert_eq!(line, expected);
         let line = stream_error_json(&status, JsonGateway::Etcd36);
-        assert!(line.starts_with(&format!(r#"{{"error":{{"code":5,"message":{text},"#)) && line.ends_with("}\n"));
+        assert!(
+            line.starts_with(&format!(r#"{{"error":{{"code":5,"message":{text},"#)) && line.ends_with("}\n")
+        );
     }
 
     #[test]

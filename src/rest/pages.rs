@@ -1,9 +1,9 @@
-//! The pages of etcd's client port beside the JSON gateway: `/version`, `/health`, `/livez`, `/readyz`, and
-//! `/metrics` where the listener shows it.
+//! The pages of etcd's client port beside the JSON gateway: `/version`, `/health`, `/livez`, `/readyz`,
+//! and `/metrics` where the listener shows it.
 //!
-//! Owns: their contents, in etcd's own JSON and text, from the members' last probes. Must not know: how members are
-//! probed. Invariants: no page needs an identity, and none tells a key, a user or an address; no page costs a
-//! member anything.
+//! Owns: their contents, in etcd's own JSON and text, from the members' last probes. Must not know: how
+//! members are probed. Invariants: no page needs an identity, and none tells a key, a user or an address;
+//! no page costs a member anything.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -65,7 +65,10 @@ fn version(members: &Membership) -> Response<AnswerBody> {
         StatusCode::OK,
         match storage {
             Some(storage) => {
-                format!(r#"{{"etcdserver":"{server}","etcdcluster":"{cluster}","storage":{}}}"#, json!(&*storage))
+                format!(
+                    r#"{{"etcdserver":"{server}","etcdcluster":"{cluster}","storage":{}}}"#,
+                    json!(&*storage)
+                )
             }
             None => format!(r#"{{"etcdserver":"{server}","etcdcluster":"{cluster}"}}"#),
         },
@@ -87,7 +90,9 @@ fn health(members: &Membership, query: &str, form: JsonGateway) -> Response<Answ
     let (health, reason) = (reason.is_none(), reason.unwrap_or_default());
     let json = match form {
         JsonGateway::Etcd34 => format!(r#"{{"health":"{health}"}}"#),
-        JsonGateway::Etcd35 | JsonGateway::Etcd36 => format!(r#"{{"health":"{health}","reason":{}}}"#, json!(reason)),
+        JsonGateway::Etcd35 | JsonGateway::Etcd36 => {
+            format!(r#"{{"health":"{health}","reason":{}}}"#, json!(reason))
+        }
     };
     let status = if health { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let text = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -132,10 +137,7 @@ const LIVEZ: [HealthCheck; 1] = [SERIALIZABLE_READ];
 const READYZ: [HealthCheck; 4] = [
     HealthCheck { name: "data_corruption", is_passed: |members| !has_alarm(members, "CORRUPT") },
     SERIALIZABLE_READ,
-    HealthCheck {
-        name: "linearizable_read",
-        is_passed: |members| members.serving() == ServingState::Ready,
-    },
+    HealthCheck { name: "linearizable_read", is_passed: |members| members.serving() == ServingState::Ready },
     // Learners get no calls from Keyward.
     HealthCheck { name: "non_learner", is_passed: |_| true },
 ];

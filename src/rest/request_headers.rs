@@ -113,11 +113,14 @@ mod tests {
             ("grpc-metadata-hasleader", "true"),
         ]);
         let made = grpc_headers(&http).expect("a valid header");
-        assert_eq!((&made["authorization"], &made["token"], &made["hasleader"]), (
-            &HeaderValue::from_static("b"),
-            &HeaderValue::from_static("c"),
-            &HeaderValue::from_static("true"),
-        ));
+        assert_eq!(
+            (&made["authorization"], &made["token"], &made["hasleader"]),
+            (
+                &HeaderValue::from_static("b"),
+                &HeaderValue::from_static("c"),
+                &HeaderValue::from_static("true"),
+            )
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The paths of the HTTP face.
 //!
-//! Owns: the table of JSON routes, as in etcd's swagger files, and the kinds of other paths. Must not know: how a
-//! path is answered. Invariants: a path is matched byte for byte, without its query, so that no escape leads
-//! around a rule; every RPC that etcd serves over JSON has a route, checked by a test.
+//! Owns: the table of JSON routes, as in etcd's swagger files, and the kinds of other paths. Must not
+//! know: how a path is answered. Invariants: a path is matched byte for byte, without its query, so that
+//! no escape leads around a rule; every RPC that etcd serves over JSON has a route, checked by a test.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -157,7 +157,8 @@ mod tests {
             .filter(|path| ROUTES.iter().all(|(_, method)| method != path))
             .collect();
         without.sort_unstable();
-        let none = ["/etcdserverpb.KV/RangeStream", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"];
+        let none =
+            ["/etcdserverpb.KV/RangeStream", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"];
         assert_eq!(without, none);
     }
 

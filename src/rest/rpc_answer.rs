@@ -1,8 +1,8 @@
 //! The answer of a unary call as an HTTP response.
 //!
-//! Owns: telling an answer from a refusal, and passing on the answer's bytes. Must not know: JSON: the gateway has
-//! rewritten the message ([`rewritten_answer`](crate::gateway::rewritten_answer)). Invariant: a refusal after the
-//! first byte breaks the response off.
+//! Owns: telling an answer from a refusal, and passing on the answer's bytes. Must not know: JSON: the
+//! gateway has rewritten the message ([`rewritten_answer`](crate::gateway::rewritten_answer)). Invariant:
+//! a refusal after the first byte breaks the response off.
 
 use std::future::poll_fn;
 use std::pin::Pin;

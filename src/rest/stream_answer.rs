@@ -1,8 +1,8 @@
 //! The answer of a stream as lines of JSON.
 //!
-//! Owns: a line for each message, and the line of an error that ends the stream. Must not know: the stream's
-//! meaning. Invariants: the reply is read only as fast as the client reads; a stream that ended with an error ends
-//! with that error's line, a stream that broke off has no regular end.
+//! Owns: a line for each message, and the line of an error that ends the stream. Must not know: the
+//! stream's meaning. Invariants: the reply is read only as fast as the client reads; a stream that ended
+//! with an error ends with that error's line, a stream that broke off has no regular end.
 
 use std::future::poll_fn;
 use std::pin::Pin;

@@ -1,8 +1,9 @@
 //! JSON requests and answers over WebSocket, as by the proxy in front of etcd's JSON gateway.
 //!
-//! Owns: the handshake (RFC 6455), a JSON document for each message of the client, a message for each line of the
-//! answer. Must not know: the call. Invariants: a client that does not read stops its answer; documents that the
-//! call has not read yet are bounded; the call ends with the connection, and the connection with the answer.
+//! Owns: the handshake (RFC 6455), a JSON document for each message of the client, a message for each
+//! line of the answer. Must not know: the call. Invariants: a client that does not read stops its answer;
+//! documents that the call has not read yet are bounded; the call ends with the connection, and the
+//! connection with the answer.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -57,14 +58,17 @@ pub(super) fn accept(face: RestFace, request: Request<ClientBody>) -> Response<A
     let ClientBody::Http1(_, slot) = body else { return http_answer::empty(StatusCode::BAD_REQUEST) };
     let key = head.headers.get(SEC_WEBSOCKET_KEY).map(HeaderValue::as_bytes);
     let is_key = key.is_some_and(|key| BASE64.decode(key).is_ok_and(|key| key.len() == KEY));
-    let Some(key) = key.filter(|_| is_key && head.headers.get(SEC_WEBSOCKET_VERSION) == Some(&VERSION)) else {
+    let Some(key) = key.filter(|_| is_key && head.headers.get(SEC_WEBSOCKET_VERSION) == Some(&VERSION))
+    else {
         return refused(StatusCode::BAD_REQUEST, "Bad Request\n");
     };
     if head.method != Method::GET || head.version != Version::HTTP_11 {
         return refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n");
     }
     let accept = BASE64.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &[key, MAGIC].concat()).as_ref());
-    let Ok(accept) = HeaderValue::try_from(accept) else { return http_answer::empty(StatusCode::BAD_REQUEST) };
+    let Ok(accept) = HeaderValue::try_from(accept) else {
+        return http_answer::empty(StatusCode::BAD_REQUEST);
+    };
     let mut response = http_answer::empty(StatusCode::SWITCHING_PROTOCOLS);
     let headers = response.headers_mut();
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
@@ -88,9 +92,11 @@ fn refused(status: StatusCode, text: &'static str) -> Response<AnswerBody> {
     refused
 }
 
-/// The header of the request made for the connection. A browser cannot set `Authorization` on a WebSocket: the
-/// subprotocol `Bearer, TOKEN` or the cookie `token` stand for it.
+/// The header of the request made for the connection. A browser cannot set `Authorization` on a
+/// WebSocket: the subprotocol `Bearer, TOKEN` or the cookie `token` stand for it.
 fn call_headers(mut headers: HeaderMap) -> HeaderMap {
+    headers.remove(UPGRADE);
+    headers.remove(CONNECTION);
     let protocol = headers.remove(SEC_WEBSOCKET_PROTOCOL);
     let protocol = protocol.as_ref().and_then(|value| value.to_str().ok());
     let token = protocol.and_then(|protocol| protocol.split_once("Bearer,")).map(|(_, token)| token.trim());
@@ -151,7 +157,8 @@ type ClientSocket = WebSocketStream<Box<dyn UpgradedStream>>;
 async fn serve(face: RestFace, request: Request<()>, io: Box<dyn UpgradedStream>, ahead: Bytes) {
     let largest = largest_document(face.gateway.config.load().limits.request_size);
     let config = WebSocketConfig::default().max_message_size(Some(largest)).max_frame_size(Some(largest));
-    let mut socket = WebSocketStream::from_partially_read(io, ahead.to_vec(), Role::Server, Some(config)).await;
+    let mut socket =
+        WebSocketStream::from_partially_read(io, ahead.to_vec(), Role::Server, Some(config)).await;
     let inbox = Rc::<RefCell<Inbox>>::default();
     let left = match PathKind::of(request.uri().path()) {
         PathKind::Route(method) if method.stream == StreamingSides::Bidi => usize::MAX,

@@ -69,7 +69,8 @@ fn a_connection_serves_one_request_after_the_other_in_order() {
         let requests = "GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n\
                         GET /b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
         let answer = told(keyward.connect(), requests.as_bytes()).await;
-        let statuses: Vec<_> = answer.match_indices("HTTP/1.1 ").map(|(at, _)| &answer[at + 9..at + 12]).collect();
+        let statuses: Vec<_> =
+            answer.match_indices("HTTP/1.1 ").map(|(at, _)| &answer[at + 9..at + 12]).collect();
         assert_eq!(statuses, ["404", "200", "404"], "{answer}");
     });
 }
@@ -104,7 +105,10 @@ fn a_head_is_bounded_in_size_and_time() {
         let (_member, keyward) = one_member();
         let (began, failed) = (Instant::now(), keyward.metrics.handshakes_failed.get());
         assert_eq!(told(keyward.connect(), b"GET / HTTP/1.1\r\nHost:").await, "");
-        assert_eq!((began.elapsed(), keyward.metrics.handshakes_failed.get()), (Duration::from_secs(10), failed + 1));
+        assert_eq!(
+            (began.elapsed(), keyward.metrics.handshakes_failed.get()),
+            (Duration::from_secs(10), failed + 1)
+        );
         let long = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", "x".repeat(100 * 1024));
         let answer = told(keyward.connect(), long.as_bytes()).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");

@@ -135,7 +135,9 @@ fn a_request_without_grpc_is_counted_and_logged_within_the_same_bound() {
         ];
         for _ in 0..40 {
             for (method, path, _, _) in requests {
-                let said = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nUser-Agent: jet\"c\r\n\r\n");
+                let said = format!(
+                    "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nUser-Agent: jet\"c\r\n\r\n"
+                );
                 let mut io = keyward.connect();
                 io.write_all(said.as_bytes()).await.expect("room");
                 drop(io.read_to_end(&mut Vec::new()).await);

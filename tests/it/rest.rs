@@ -20,7 +20,9 @@ use crate::words::{PUT, RANGE, ranged, ranged_value, was_put};
 /// A POST as curl sends it, on a connection that ends with the answer.
 pub(crate) fn post(path: &str, fields: &str, body: &str) -> String {
     let length = body.len();
-    format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{fields}Content-Length: {length}\r\n\r\n{body}")
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{fields}Content-Length: {length}\r\n\r\n{body}"
+    )
 }
 
 /// Status, head and body of an answer.
@@ -42,7 +44,8 @@ fn error_of(answer: &str) -> (u16, u64, String) {
 fn a_put_and_a_range_reach_the_member_as_grpc_and_come_back_as_json() {
     paused(async {
         let (member, keyward) = one_member();
-        let put = post("/v3/kv/put", "", r#"{"key":"a2V5","value":"_w==","lease":"7","prevKv":true,"new":[1]}"#);
+        let put =
+            post("/v3/kv/put", "", r#"{"key":"a2V5","value":"_w==","lease":"7","prevKv":true,"new":[1]}"#);
         let script = async {
             let mut call = member.called(PUT).await;
             let request = PutRequest::decode(call.message().await).expect("a PutRequest");
@@ -56,7 +59,10 @@ fn a_put_and_a_range_reach_the_member_as_grpc_and_come_back_as_json() {
         assert!(head.contains("content-type: application/json"), "{answer}");
         let length = format!("content-length: {}", body.len());
         assert!(head.contains(&length), "{answer}");
-        assert_eq!(body, r#"{"header":{"cluster_id":"193","member_id":"1","revision":"12","raft_term":"2"}}"#);
+        assert_eq!(
+            body,
+            r#"{"header":{"cluster_id":"193","member_id":"1","revision":"12","raft_term":"2"}}"#
+        );
         for path in ["/v3/kv/range", "/v3beta/kv/range"] {
             let range = post(path, "", r#"{"key":"aw==","limit":"5"}"#);
             let script = async {
@@ -97,12 +103,16 @@ fn a_request_that_is_not_understood_whole_sends_nothing() {
             let answer = told(keyward.connect(), post("/v3/kv/range", "", body).as_bytes()).await;
             let (status, code, text) = error_of(&answer);
             assert_eq!((status, code), (400, 3), "{answer}");
-            assert!(!text.contains("aw==") && text.starts_with("keyward: "), "no value of the document: {text}");
+            assert!(
+                !text.contains("aw==") && text.starts_with("keyward: "),
+                "no value of the document: {text}"
+            );
         }
         assert_eq!(keyward.metrics.not_canonical.get() - before, bodies.len() as u64, "each is counted");
         let encoded = post("/v3/kv/range", "Content-Encoding: gzip\r\n", r#"{"key":"aw=="}"#);
         assert_eq!(error_of(&told(keyward.connect(), encoded.as_bytes()).await).0, 400);
-        let answer = told(keyward.connect(), post("/v3/kv/range", "Grpc-Timeout: 5x\r\n", "{}").as_bytes()).await;
+        let answer =
+            told(keyward.connect(), post("/v3/kv/range", "Grpc-Timeout: 5x\r\n", "{}").as_bytes()).await;
         assert_eq!(error_of(&answer), (400, 3, "invalid grpc-timeout: 5x".into()));
         settled().await;
         assert!(member.was_called_again().is_none());
@@ -183,7 +193,9 @@ fn a_token_identifies_the_caller_and_other_headers_assert_nothing() {
             assert!(shown.is_some_and(|shown| !shown.starts_with("kw1_")), "the member's own token");
         }
         let field = |name: &str| format!("{name}: {token}\r\n");
-        for name in ["Token", "Grpcgateway-Authorization", "Cookie", "X-Token", "Grpc-Metadata-Grpcgateway-Token"] {
+        for name in
+            ["Token", "Grpcgateway-Authorization", "Cookie", "X-Token", "Grpc-Metadata-Grpcgateway-Token"]
+        {
             let range = post("/v3/kv/range", &field(name), r#"{"key":"aw=="}"#);
             let answer = told(keyward.connect(), range.as_bytes()).await;
             assert_eq!(error_of(&answer), (400, 3, "etcdserver: user name is empty".into()), "{name}");
@@ -220,8 +232,13 @@ fn other_methods_and_paths_are_answered_as_by_etcd_3_5() {
             ("GET", "/health", 200, r#"{"health":"true","reason":""}"#),
             ("GET", "/health?serializable=true", 200, r#"{"health":"true","reason":""}"#),
             ("GET", "/livez", 200, "ok\n"),
-            ("GET", "/readyz?verbose", 200, "[+]data_corruption ok\n[+]serializable_read ok\n\
-                                             [+]linearizable_read ok\n[+]non_learner ok\nok\n"),
+            (
+                "GET",
+                "/readyz?verbose",
+                200,
+                "[+]data_corruption ok\n[+]serializable_read ok\n\
+                                             [+]linearizable_read ok\n[+]non_learner ok\nok\n",
+            ),
             ("GET", "/readyz/data_corruption", 200, "ok\n"),
             ("GET", "/readyz/nope", 404, "404 page not found\n"),
         ] {
@@ -252,6 +269,7 @@ fn a_listener_without_the_face_answers_404_and_one_with_a_metrics_page_shows_it(
         }
         let keyward = Keyward::at(&[&member], AuthSetting::Off, folder.path(), "metrics_page = true\n", "");
         let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        told(keyward.connect(), request).await;
         let answer = told(keyward.connect(), request).await;
         assert!(parts(&answer).0 == 200 && answer.contains("\nkeyward_rest_requests_total"), "{answer}");
     });

@@ -26,6 +26,10 @@ mod headers;
 #[cfg(test)]
 mod hub;
 #[cfg(test)]
+mod json;
+#[cfg(test)]
+mod json_texts;
+#[cfg(test)]
 mod jwts;
 #[cfg(test)]
 mod proxied;

@@ -3,7 +3,9 @@
 //! `tests/props` gives each of them random bytes and the inputs of `tests/props/corpus`; `fuzz/run` looks for inputs by
 //! coverage.
 
-use crate::{authorities, canonical, choices::Choices, frames, gzip, hub, jwts, proxied, splice, users_file};
+use crate::{
+    authorities, canonical, choices::Choices, frames, gzip, hub, json, jwts, proxied, splice, users_file,
+};
 
 /// Takes any bytes.
 pub(crate) type Target = fn(&[u8]);
@@ -15,6 +17,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("canonical", |input| one_of(input, &canonical::TARGETS)),
     ("authorities", |input| one_of(input, &authorities::TARGETS)),
     ("jwts", |input| one_of(input, &jwts::TARGETS)),
+    ("json", |input| one_of(input, &json::TARGETS)),
     ("proxied", |input| one_of(input, &proxied::TARGETS)),
     ("users_file", |input| one_of(input, &users_file::TARGETS)),
     ("splice", |input| one_of(input, &splice::TARGETS)),

@@ -41,7 +41,9 @@ impl Resolver<'_> {
 fn is_origin(text: &str) -> bool {
     let Ok(uri) = text.parse::<Uri>() else { return false };
     let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else { return false };
-    text == format!("{scheme}://{authority}") && text == text.to_lowercase() && !authority.as_str().contains('@')
+    text == format!("{scheme}://{authority}")
+        && text == text.to_lowercase()
+        && !authority.as_str().contains('@')
 }
 
 #[cfg(test)]
@@ -53,7 +55,9 @@ mod tests {
         for origin in ["https://ui.example.com", "http://localhost:8080", "http://[::1]:80"] {
             assert!(is_origin(origin), "{origin}");
         }
-        for other in ["", "null", "ui.example.com", "https://", "https://a/", "https://A", "https://u@a", "a b"] {
+        for other in
+            ["", "null", "ui.example.com", "https://", "https://a/", "https://A", "https://u@a", "a b"]
+        {
             assert!(!is_origin(other), "{other}");
         }
     }

@@ -90,8 +90,8 @@ where
         Self::Http2(Box::new(Http2Connection { server, turn, last_words }))
     }
 
-    /// Serves the connection until its end. If `leaves`, no new requests are accepted, and the connection ends
-    /// with its open requests. Cancel-safe.
+    /// Serves the connection until its end. If `leaves`, no new requests are accepted, and the connection
+    /// ends with its open requests. Cancel-safe.
     pub(super) fn poll_serve(&mut self, cx: &mut Context<'_>, leaves: bool) -> Poll<ClientConnectionEnd> {
         match self {
             Self::Http1(server) => server.poll_serve(cx, leaves).map(|()| ClientConnectionEnd::Well),

@@ -51,9 +51,9 @@ fn compaction_of_what_was_delivered_is_none() {
     bench.nothing();
 }
 
-/// A member of 3.5.22 or later begins a watch "from now" before the revision told by Created, and a compaction
-/// may then cancel the watch. A resume after that revision would get no progress until the next write
-/// (`docs/etcd-facts.md#v4`).
+/// A member of 3.5.22 or later begins a watch "from now" before the revision told by Created, and a
+/// compaction may then cancel the watch. A resume after that revision would get no progress until the
+/// next write (`docs/etcd-facts.md#v4`).
 #[test]
 fn a_resume_after_a_compaction_reaches_back_to_what_is_not_compacted() {
     for (traits, start) in [(NEW, 21), (MIDDLE, 22)] {

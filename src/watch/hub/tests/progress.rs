@@ -108,8 +108,8 @@ fn no_progress_is_told_of_where_the_cluster_never_was() {
     bench.nothing();
 }
 
-/// After a restore of an older backup, a watch's start may lie between the cluster's revision of today and the
-/// revision of before the restore.
+/// After a restore of an older backup, a watch's start may lie between the cluster's revision of today
+/// and the revision of before the restore.
 #[test]
 fn a_start_beyond_a_restored_history_is_no_progress() {
     let mut bench = Bench::new();
