@@ -1,12 +1,13 @@
 //! Every change of the keys below a prefix, read from etcd itself when everything has happened.
 //!
-//! Owns: the reading, by etcdctl, from the first revision on. Must not know Keyward. Invariants: nothing is compacted, or the reading
-//! fails; the changes have etcd's order.
+//! Owns: the reading, by etcdctl, from the first revision on. Must not know Keyward. Invariants: a history
+//! that was compacted is not told at all; the changes have etcd's order.
 
 use std::time::Duration;
 
 use data_encoding::BASE64;
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 use super::{Cluster, wait};
 
@@ -34,26 +35,35 @@ pub(crate) async fn write(cluster: &Cluster, key: &str, value: &str) {
 pub(crate) async fn below(cluster: &Cluster, prefix: &str) -> Vec<KeyChange> {
     let end = format!("{prefix}{END}");
     write(cluster, &end, "now").await;
-    let log = cluster.folder().join(format!("history{}", prefix.replace('/', "-")));
-    let watch = cluster.ctl_as_root().start(&["watch", "--prefix", prefix, "--rev=1", "-w=json"], &log);
-    let encoded = BASE64.encode(end.as_bytes());
-    watch.wrote(LIMIT, "the end", |text| text.contains(&encoded).then_some(())).await;
-    let mut changes = Vec::new();
-    loop {
-        let output = watch.output();
-        // The last line may be cut anywhere behind the key.
-        for line in output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
-            assert_ne!(line["Canceled"], true, "etcd has its history: {line}");
+    let read = async || {
+        for url in cluster.urls() {
+            // One member alone: another one may not know the token yet.
+            if let Some(changes) = of_member(cluster, url, prefix, &end).await {
+                return Some(changes);
+            }
+        }
+        None
+    };
+    wait::until(LIMIT, "etcd tells its history", read).await
+}
+
+/// The changes as one member tells them; `None` where it tells nothing.
+async fn of_member(cluster: &Cluster, url: String, prefix: &str, end: &str) -> Option<Vec<KeyChange>> {
+    let log = NamedTempFile::new_in(cluster.folder()).expect("the folder is ours");
+    let ctl = cluster.ctl_as_root().to(vec![url]);
+    let watch = ctl.start(&["watch", "--prefix", prefix, "--rev=1", "-w=json"], log.path());
+    let look = async || {
+        let mut changes = Vec::new();
+        // The last line may be cut.
+        for line in watch.output().lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
             changes.extend(line["Events"].as_array().into_iter().flatten().map(change));
         }
-        if changes.last().is_some_and(|last| last.key == end) {
-            break;
-        }
-        changes.clear();
-        watch.wrote(LIMIT, "the whole line", |text| (text.len() > output.len()).then_some(())).await;
-    }
+        let is_whole = changes.last().is_some_and(|last: &KeyChange| last.key == end);
+        is_whole.then(|| Some(changes)).or_else(|| watch.exit().map(|_| None))
+    };
+    let mut changes = wait::within_limit(LIMIT, look).await.flatten()?;
     changes.pop();
-    changes
+    Some(changes)
 }
 
 fn change(event: &Value) -> KeyChange {
