@@ -59,7 +59,7 @@ async fn of_member(cluster: &Cluster, url: String, prefix: &str, end: &str) -> O
             changes.extend(line["Events"].as_array().into_iter().flatten().map(change));
         }
         let is_whole = changes.last().is_some_and(|last: &KeyChange| last.key == end);
-        is_whole.then(|| Some(changes)).or_else(|| watch.exit().map(|_| None))
+        if is_whole { Some(Some(changes)) } else { watch.exit().map(|_| None) }
     };
     let mut changes = wait::within_limit(LIMIT, look).await.flatten()?;
     changes.pop();
