@@ -76,6 +76,9 @@ impl Refusal {
     /// A member's answer must be rewritten and cannot be decoded. Not Unavailable: the call was applied.
     pub const UNREADABLE_ANSWER: Self =
         refusal(Code::Internal, "keyward: the member's answer could not be read");
+    /// A body whose chunks cannot be told apart.
+    pub const MALFORMED_CHUNKS: Self =
+        refusal(Code::InvalidArgument, "keyward: the body's chunks are malformed");
     /// A request without the key that etcd needs.
     pub const EMPTY_KEY: Self = refusal(Code::InvalidArgument, "etcdserver: key is not provided");
     /// An answer with keys to rewrite does not fit into the buffer of unread answers.

@@ -46,12 +46,12 @@ use crate::rpc::method::{Method, StreamingSides};
 use crate::telemetry;
 use crate::telemetry::rest_metrics::RestLabels;
 
-use call_request::{StreamJson, UnaryJson};
+use call_request::{DocumentFault, StreamJson, UnaryJson};
 use error_form::{error_json, http_status, stream_error_json};
 use json_reply::append_json_of_message;
 use json_style::{JsonPlace, JsonStyle};
 use message_fields::{MethodMessages, of_method};
-use request_headers::{grpc_headers, is_encoded, status_of};
+use request_headers::{framing_fault, grpc_headers, is_encoded, status_of};
 use routes::PathKind;
 use rpc_answer::AnswerBytes;
 use stream_answer::{JsonLines, StreamStart};
@@ -109,10 +109,13 @@ impl RestFace {
         if !self.client.listener.rest {
             return http_answer::text(StatusCode::NOT_FOUND, OFF);
         }
+        if let Some((status, text)) = framing_fault(request.version(), request.headers()) {
+            return http_answer::closing(http_answer::text(status, text));
+        }
         if request.method() == HttpMethod::OPTIONS {
             return http_answer::empty(StatusCode::OK);
         }
-        match PathKind::of(request.uri().path()) {
+        match PathKind::of_cluster(request.uri().path(), self.form()) {
             PathKind::Route(_) if websocket::is_upgrade(&request) => websocket::accept(self.clone(), request),
             PathKind::Route(method) if request.method() == HttpMethod::POST => match of_method(method.path) {
                 Some(messages) => self.call(method, messages, request).await,
@@ -176,7 +179,8 @@ impl RestFace {
             Ok(headers) => headers,
             Err(status) => return self.refused(&status),
         };
-        let mut grpc = Request::new(ClientBody::Made(self.body(method, messages, body)));
+        let fault = DocumentFault::default();
+        let mut grpc = Request::new(ClientBody::Made(self.body(method, messages, body, &fault)));
         *grpc.method_mut() = HttpMethod::POST;
         *grpc.uri_mut() = Uri::from(method.path_and_query());
         *grpc.headers_mut() = headers;
@@ -195,6 +199,8 @@ impl RestFace {
         match JsonLines::begin(reply, messages.reply, form).await {
             StreamStart::Lines(lines) => answered(AnswerBody::Lines(Box::new(lines))),
             StreamStart::Ended(status) if status.is_ok() => http_answer::json(StatusCode::OK, ""),
+            // etcd reads the first document before it opens the stream.
+            StreamStart::Ended(status) if fault.was_found() => self.refused(&status),
             StreamStart::Ended(status) => {
                 http_answer::json(status_of(http_status(status.code, form)), stream_error_json(&status, form))
             }
@@ -203,17 +209,23 @@ impl RestFace {
     }
 
     /// The body of the gRPC request.
-    fn body(&self, method: &'static Method, messages: MethodMessages, body: ClientBody) -> MadeBody {
+    fn body(
+        &self,
+        method: &'static Method,
+        messages: MethodMessages,
+        body: ClientBody,
+        fault: &DocumentFault,
+    ) -> MadeBody {
         let anybody = method.handler.is_for_anybody();
         let requester = if anybody { Requester::Anybody } else { Requester::Known };
         let held = self.gateway.hold(&self.client, requester);
         let request_size = self.gateway.config.load().limits.request_size;
         match method.stream {
             StreamingSides::Bidi | StreamingSides::Client => {
-                Box::pin(StreamJson::new(body, messages.request, request_size, held))
+                Box::pin(StreamJson::new(body, messages.request, request_size, held, fault))
             }
             StreamingSides::Unary | StreamingSides::Server => {
-                Box::pin(UnaryJson::new(body, messages.request, request_size, held))
+                Box::pin(UnaryJson::new(body, messages.request, request_size, held, fault))
             }
         }
     }

@@ -15,14 +15,16 @@ use keyward::telemetry::rest_metrics::RestLabels;
 use keyward::telemetry::single_label::one;
 use keyward::telemetry::unread_metrics::GiveUpReason;
 
-const DOCUMENTS: [&str; 9] = [
+const DOCUMENTS: [&str; 11] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "SECURITY.md",
+    "deploy/apisix.md",
     "deploy/identities.md",
     "deploy/migrate-to-tls.md",
     "deploy/operate.md",
+    "deploy/patroni.md",
     "deploy/remove-keyward.md",
     "docs/audit.md",
 ];

@@ -5,6 +5,8 @@
 //! reader stay with the client, by HTTP/2's flow control or in HTTP/1's socket.
 
 use std::cell::RefCell;
+use std::error::Error as _;
+use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -95,7 +97,7 @@ impl Body for ClientBody {
     ) -> Poll<Option<Result<Frame<Bytes>, ClientBodyError>>> {
         match self.get_mut() {
             Self::Http2(body) => Pin::new(body).poll_frame(cx).map_err(|_| ClientBodyError::ClientGone),
-            Self::Http1(body, _) => Pin::new(body).poll_frame(cx).map_err(|_| ClientBodyError::ClientGone),
+            Self::Http1(body, _) => Pin::new(body).poll_frame(cx).map_err(|error| error_of(&error)),
             Self::Made(body) => body.as_mut().poll_frame(cx),
         }
     }
@@ -106,5 +108,16 @@ impl Body for ClientBody {
             Self::Http1(body, _) => body.is_end_stream(),
             Self::Made(body) => body.is_end_stream(),
         }
+    }
+}
+
+/// The reason for the early end of an HTTP/1 body: chunks that are none, or a client that is gone.
+fn error_of(error: &hyper::Error) -> ClientBodyError {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    match cause.map(io::Error::kind) {
+        Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => {
+            ClientBodyError::Refused(Refusal::MALFORMED_CHUNKS)
+        }
+        _ => ClientBodyError::ClientGone,
     }
 }

@@ -102,6 +102,8 @@ where
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIME)
             .max_buf_size(buffer)
+            // As Go writes names: scripts search for `Content-Type:`.
+            .title_case_headers(true)
             .serve_connection(TokioIo::new(io), service);
         Self {
             state: Http1State::Serving(Box::new(connection)),

@@ -6,7 +6,9 @@
 //! Invariants: bytes read and not yet passed on are charged to the memory of requests; a JSON document
 //! has at most twice the bytes of the largest request, and some more.
 
+use std::cell::Cell;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
@@ -32,6 +34,7 @@ pub(super) struct UnaryJson {
     largest: usize,
     document: BytesMut,
     held: RequestMemoryCharge,
+    fault: DocumentFault,
     is_over: bool,
 }
 
@@ -41,7 +44,24 @@ pub(super) struct StreamJson {
     message: &'static MessageFields,
     documents: JsonDocuments,
     held: RequestMemoryCharge,
+    fault: DocumentFault,
     is_over: bool,
+}
+
+/// A note about a document that was refused, shared by a body and the request's owner.
+#[derive(Clone, Default)]
+pub(super) struct DocumentFault(Rc<Cell<bool>>);
+
+impl DocumentFault {
+    /// True after a document was refused.
+    pub(super) fn was_found(&self) -> bool {
+        self.0.get()
+    }
+
+    fn note(&self, fault: &JsonFault) -> Refusal {
+        self.0.set(true);
+        Refusal::malformed_json(fault)
+    }
 }
 
 /// The largest JSON document for requests of at most `request_size` bytes.
@@ -56,9 +76,10 @@ impl UnaryJson {
         message: &'static MessageFields,
         request_size: usize,
         held: RequestMemoryCharge,
+        fault: &DocumentFault,
     ) -> Self {
         let largest = largest_document(request_size);
-        Self { body, message, largest, document: BytesMut::new(), held, is_over: false }
+        Self { body, message, largest, document: BytesMut::new(), held, fault: fault.clone(), is_over: false }
     }
 
     fn take(&mut self, data: &[u8]) -> Result<(), Refusal> {
@@ -81,9 +102,10 @@ impl StreamJson {
         message: &'static MessageFields,
         request_size: usize,
         held: RequestMemoryCharge,
+        fault: &DocumentFault,
     ) -> Self {
         let documents = JsonDocuments::new(largest_document(request_size));
-        Self { body, message, documents, held, is_over: false }
+        Self { body, message, documents, held, fault: fault.clone(), is_over: false }
     }
 
     fn take(&mut self, data: &[u8]) -> Result<(), Refusal> {
@@ -97,12 +119,8 @@ impl StreamJson {
 }
 
 /// A gRPC frame with the message of a JSON document.
-fn frame_of(document: &[u8], message: &'static MessageFields) -> Result<Bytes, Refusal> {
-    message_of_json(document, message).map(|message| frame::encode(&message)).map_err(|fault| refusal(&fault))
-}
-
-fn refusal(fault: &JsonFault) -> Refusal {
-    Refusal::malformed_json(fault)
+fn frame_of(document: &[u8], message: &'static MessageFields) -> Result<Bytes, JsonFault> {
+    message_of_json(document, message).map(|message| frame::encode(&message))
 }
 
 type BodyFrame = Option<Result<Frame<Bytes>, ClientBodyError>>;
@@ -135,7 +153,7 @@ impl Body for UnaryJson {
                     this.held.shrink(0);
                     return match framed {
                         Ok(framed) => Poll::Ready(Some(Ok(Frame::data(framed)))),
-                        Err(refusal) => refused(refusal),
+                        Err(fault) => refused(this.fault.note(&fault)),
                     };
                 }
             }
@@ -152,13 +170,11 @@ impl Body for StreamJson {
         let this = &mut *self;
         while !this.is_over {
             if let Some(document) = this.documents.next().transpose() {
-                let framed = document.map_err(|fault| refusal(&fault));
-                let framed = framed.and_then(|document| frame_of(&document, this.message));
-                return match framed {
+                return match document.and_then(|document| frame_of(&document, this.message)) {
                     Ok(framed) => Poll::Ready(Some(Ok(Frame::data(framed)))),
-                    Err(refusal) => {
+                    Err(fault) => {
                         this.is_over = true;
-                        refused(refusal)
+                        refused(this.fault.note(&fault))
                     }
                 };
             }
@@ -167,7 +183,7 @@ impl Body for StreamJson {
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => {
                     this.is_over = true;
-                    this.documents.finish().map_err(|fault| refusal(&fault))
+                    this.documents.finish().map_err(|fault| this.fault.note(&fault))
                 }
             };
             if let Err(refusal) = taken {

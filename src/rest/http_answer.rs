@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
@@ -100,6 +100,12 @@ pub(super) fn only_get() -> Response<AnswerBody> {
     let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed\n");
     refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
     refused
+}
+
+/// The response, as the last one of an HTTP/1 connection.
+pub(super) fn closing(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// A response without a body.

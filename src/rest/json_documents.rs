@@ -102,6 +102,10 @@ impl JsonDocuments {
         while self.scanned < self.pending.len() {
             let byte = self.pending[self.scanned];
             self.scanned += 1;
+            // Before the depth: the fault is the same however the bytes arrive.
+            if self.scanned > self.longest {
+                return Err(JsonFaultReason::TooLong);
+            }
             match (self.string, byte) {
                 (StringState::AfterBackslash, _) | (StringState::Outside, b'"') => {
                     self.string = StringState::Inside;
@@ -118,16 +122,13 @@ impl JsonDocuments {
                     self.depth -= 1;
                     if self.depth == 0 {
                         let length = std::mem::take(&mut self.scanned);
-                        if length > self.longest {
-                            return Err(JsonFaultReason::TooLong);
-                        }
                         return Ok(Some(self.pending.split_to(length).freeze()));
                     }
                 }
                 _ => {}
             }
         }
-        if self.pending.len() > self.longest { Err(JsonFaultReason::TooLong) } else { Ok(None) }
+        Ok(None)
     }
 }
 

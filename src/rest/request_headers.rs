@@ -4,8 +4,11 @@
 //! `Grpc-Metadata-*` for the fields that a gRPC client may send. Must not know: the meaning of a credential.
 //! Invariant: no other field reaches the call, so `grpcgateway-*` and other metadata assert nothing.
 
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT};
-use http::{HeaderMap, StatusCode};
+use http::header::{
+    AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING,
+    USER_AGENT,
+};
+use http::{HeaderMap, StatusCode, Version};
 
 use crate::refusal::{Code, Status};
 use crate::rpc::call::Deadline;
@@ -58,6 +61,26 @@ pub(super) fn grpc_headers(http: &HeaderMap) -> Result<HeaderMap, Status> {
 fn malformed_timeout(value: &HeaderValue) -> Status {
     let text = String::from_utf8_lossy(value.as_bytes());
     Status { code: Code::InvalidArgument, message: format!("invalid grpc-timeout: {text}").into() }
+}
+
+/// The answer to an HTTP/1 request whose framing is ambiguous or not understood; such a connection ends.
+pub(super) fn framing_fault(version: Version, http: &HeaderMap) -> Option<(StatusCode, &'static str)> {
+    if version > Version::HTTP_11 {
+        return None;
+    }
+    let hosts = http.get_all(HOST).iter().count();
+    let coding = |value: &HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"chunked");
+    if hosts > 1 || (hosts == 0 && version == Version::HTTP_11) {
+        return Some((StatusCode::BAD_REQUEST, "400 Bad Request: one Host header is needed\n"));
+    }
+    if http.get_all(TRANSFER_ENCODING).iter().any(coding) {
+        return Some((StatusCode::NOT_IMPLEMENTED, "Unsupported transfer encoding\n"));
+    }
+    if http.contains_key(TRANSFER_ENCODING) && http.contains_key(CONTENT_LENGTH) {
+        return Some((StatusCode::BAD_REQUEST, "400 Bad Request: two lengths of the body\n"));
+    }
+    let is_unknown = |value: &HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    http.get(EXPECT).is_some_and(is_unknown).then_some((StatusCode::EXPECTATION_FAILED, ""))
 }
 
 /// True for a body compressed as a whole, which etcd takes for malformed JSON.
@@ -121,6 +144,25 @@ mod tests {
                 &HeaderValue::from_static("true"),
             )
         );
+    }
+
+    #[test]
+    fn ambiguous_framing_is_a_fault_of_http1_alone() {
+        for (fields, status) in [
+            (&[("host", "x")][..], None),
+            (&[("host", "x"), ("transfer-encoding", "Chunked"), ("expect", "100-Continue")], None),
+            (&[], Some(400)),
+            (&[("host", "x"), ("transfer-encoding", "gzip, chunked")], Some(501)),
+            (&[("host", "x"), ("transfer-encoding", "chunked"), ("content-length", "2")], Some(400)),
+            (&[("host", "x"), ("expect", "nonsense")], Some(417)),
+        ] {
+            let of = |version| framing_fault(version, &headers(fields)).map(|(status, _)| status.as_u16());
+            assert_eq!((of(Version::HTTP_11), of(Version::HTTP_2)), (status, None), "{fields:?}");
+        }
+        let mut twice = headers(&[("host", "x")]);
+        twice.append("host", HeaderValue::from_static("y"));
+        assert!(framing_fault(Version::HTTP_10, &twice).is_some());
+        assert!(framing_fault(Version::HTTP_10, &HeaderMap::new()).is_none());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use crate::config::JsonGateway;
 use crate::rpc::method::{Method, lookup};
 
 /// The paths below `/v3/`, and the method of each.
@@ -64,6 +65,9 @@ const ROUTES: &[(&str, &str)] = &[
     ("election/resign", "/v3electionpb.Election/Resign"),
 ];
 
+/// The paths that etcd 3.4 does not have.
+const SINCE_35: [&str; 2] = ["auth/status", "maintenance/downgrade"];
+
 /// The longest path shown in the log: longer than every route.
 const LONGEST_PATH: usize = 64;
 
@@ -92,14 +96,25 @@ pub(super) enum Page {
     Metrics,
 }
 
+/// The part of a path behind the version of the API.
+fn route_of(path: &str) -> Option<&str> {
+    path.strip_prefix("/v3/").or_else(|| path.strip_prefix("/v3beta/"))
+}
+
 impl PathKind {
+    /// The kind of `path`, given without a query, for a cluster whose JSON has this form.
+    pub(super) fn of_cluster(path: &str, form: JsonGateway) -> Self {
+        let is_new = route_of(path).is_some_and(|route| SINCE_35.contains(&route));
+        if is_new && form == JsonGateway::Etcd34 { Self::UnknownRoute } else { Self::of(path) }
+    }
+
     /// The kind of `path`, given without a query.
     pub(super) fn of(path: &str) -> Self {
         static TABLE: LazyLock<HashMap<&str, &'static Method>> = LazyLock::new(|| {
             ROUTES.iter().filter_map(|(path, method)| Some((*path, lookup(method)?))).collect()
         });
-        if let Some(rest) = path.strip_prefix("/v3/").or_else(|| path.strip_prefix("/v3beta/")) {
-            return TABLE.get(rest).map_or(Self::UnknownRoute, |method| Self::Route(method));
+        if let Some(route) = route_of(path) {
+            return TABLE.get(route).map_or(Self::UnknownRoute, |method| Self::Route(method));
         }
         let is_below = |folder: &str| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
         match path {
@@ -184,6 +199,10 @@ mod tests {
             let of = PathKind::of(path);
             assert_eq!((of, of.shown(path)), (kind, shown), "{path}");
         }
+        let of_34 = |path| PathKind::of_cluster(path, JsonGateway::Etcd34);
+        assert_eq!(of_34("/v3beta/auth/status"), PathKind::UnknownRoute);
+        assert_eq!(of_34("/v3/kv/range"), PathKind::Route(range));
+        assert_ne!(PathKind::of_cluster("/v3/auth/status", JsonGateway::Etcd35), PathKind::UnknownRoute);
         let long = format!("/v3/{}", "a".repeat(LONGEST_PATH));
         assert_eq!(PathKind::of(&long).shown(&long), "unknown route");
     }

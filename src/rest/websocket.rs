@@ -11,6 +11,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use data_encoding::BASE64;
@@ -22,6 +23,7 @@ use http::header::{
 use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use http_body::{Body, Frame};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message};
@@ -39,6 +41,8 @@ const MAGIC: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 const VERSION: HeaderValue = HeaderValue::from_static("13");
 /// Bytes of a client's key (RFC 6455, section 4.1).
 const KEY: usize = 16;
+/// Time for the client to answer a Close.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// Documents that the call has not read yet, beyond which the client is not read.
 const WAITING: usize = 16;
 
@@ -170,7 +174,9 @@ async fn serve(face: RestFace, request: Request<()>, io: Box<dyn UpgradedStream>
     let response = loop {
         tokio::select! {
             response = &mut answer => break response,
-            message = socket.next(), if has_room(&inbox) => if !take(&inbox, message) { return },
+            message = socket.next(), if has_room(&inbox) => {
+                if !take(&inbox, message) { return close(&mut socket).await }
+            }
         }
     };
     let mut body = response.into_body();
@@ -180,7 +186,7 @@ async fn serve(face: RestFace, request: Request<()>, io: Box<dyn UpgradedStream>
         let frame = tokio::select! {
             frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => frame,
             message = socket.next(), if has_room(&inbox) => {
-                if take(&inbox, message) { continue } else { return }
+                if take(&inbox, message) { continue } else { return close(&mut socket).await }
             }
         };
         match frame {
@@ -198,8 +204,17 @@ async fn serve(face: RestFace, request: Request<()>, io: Box<dyn UpgradedStream>
     if !line.is_empty() && send(&mut socket, &line).await.is_err() {
         return;
     }
-    // A client that is gone needs no farewell.
-    drop(socket.close(None).await);
+    close(&mut socket).await;
+}
+
+/// Closes the connection in order (RFC 6455, section 7): also answers the client's Close. A client that
+/// is gone needs no farewell.
+async fn close(socket: &mut ClientSocket) {
+    let farewell = async {
+        drop(socket.close(None).await);
+        while let Some(Ok(_)) = socket.next().await {}
+    };
+    drop(timeout(FAREWELL, farewell).await);
 }
 
 fn has_room(inbox: &RefCell<Inbox>) -> bool {

@@ -8,6 +8,8 @@ mod acting;
 mod advisories;
 mod all_slow;
 #[cfg(test)]
+mod apisix;
+#[cfg(test)]
 mod attacks;
 #[cfg(test)]
 mod audit;
@@ -38,6 +40,10 @@ mod defragmentation;
 mod discovery;
 #[cfg(test)]
 mod doctor;
+#[cfg(test)]
+mod documented_curl;
+#[cfg(test)]
+mod etcd3gw;
 #[cfg(test)]
 mod etcd_tokens;
 #[cfg(test)]
@@ -101,6 +107,8 @@ mod operating;
 mod outages;
 #[cfg(test)]
 mod outlived;
+#[cfg(test)]
+mod patroni;
 #[cfg(test)]
 mod peer_trust;
 #[cfg(test)]

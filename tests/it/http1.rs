@@ -86,6 +86,7 @@ fn a_request_of_ambiguous_length_ends_the_connection() {
             "Content-Length: -1",
             "Content-Length: +2",
             "Transfer-Encoding: gzip, chunked, identity\r\nContent-Length: 2",
+            "Content-Length: 2\r\nTransfer-Encoding: chunked",
         ] {
             let request = format!(
                 "POST /v3/kv/range HTTP/1.1\r\nHost: x\r\n{fields}\r\n\r\n{{}}GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -94,6 +95,14 @@ fn a_request_of_ambiguous_length_ends_the_connection() {
             assert!(answer.starts_with("HTTP/1.1 400"), "{fields}: {answer}");
             assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{fields}: {answer}");
         }
+        for hosts in ["", "Host: x\r\nHost: y\r\n"] {
+            let request = format!("GET /version HTTP/1.1\r\n{hosts}\r\n");
+            let answer = told(keyward.connect(), request.as_bytes()).await;
+            assert!(answer.starts_with("HTTP/1.1 400"), "{request}: {answer}");
+        }
+        let head = "POST /v3/kv/range HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let answer = told(keyward.connect(), format!("{head}xyz\r\n{{}}\r\n").as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
         settled().await;
         assert!(member.was_called_again().is_none());
     });

@@ -63,6 +63,7 @@ fn a_watch_takes_documents_and_gives_lines_until_the_client_leaves() {
         let line = json_of(&mut socket).await;
         assert_eq!(line["result"]["events"][0]["kv"]["mod_revision"], json!("11"), "{line}");
         socket.close(None).await.expect("closed");
+        assert!(matches!(socket.next().await, Some(Ok(Message::Close(_)))), "the Close is answered");
         call.canceled().await;
         settled().await;
         assert_eq!(keyward.metrics.streams_open.get(), 0);

@@ -13,7 +13,7 @@ use tokio::process::Command;
 
 use crate::harness::keyward::{Keyward, NOBODY_IN_FILE, Site, program};
 use crate::harness::pki::Pki;
-use crate::harness::{Cluster, password, wait};
+use crate::harness::{Cluster, page, password, wait};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -48,7 +48,7 @@ impl Front {
     /// Starts them as stage 1 has them.
     pub(super) async fn start(cluster: &Cluster) -> Front {
         let clients = Pki::new(&cluster.folder().join("clients-pki"));
-        let mut blocks = blocks().into_iter();
+        let mut blocks = page::blocks(PAGE, "toml").into_iter();
         let base = blocks.next().expect("stage 1 has a configuration");
         let blocks =
             blocks.map(|block| block.replace("key = \"mint.key\"", "key = \"mint.key\"\nlifetime = \"5s\""));
@@ -153,34 +153,15 @@ impl Front {
     }
 }
 
-/// The page's blocks of TOML, in its order.
-fn blocks() -> Vec<String> {
-    let (mut blocks, mut inside) = (Vec::new(), None);
-    for line in PAGE.lines().map(str::trim) {
-        inside = match (line, inside.take()) {
-            ("```toml", None) => Some(String::new()),
-            ("```", Some(block)) => {
-                blocks.push(block);
-                None
-            }
-            (line, block) => block.map(|block| format!("{block}{line}\n")),
-        };
-    }
-    blocks
-}
-
 /// The page's configuration on loopback, where a certificate that is minted lives for seconds, and tokens have to be kept alive.
 fn placed(base: &str, cluster: &Cluster, site: &Site) -> String {
     let (listen, urls) = (site.listen, cluster.urls());
     let places = [
-        ("\"0.0.0.0:2379\"".to_owned(), format!("\"{listen}\"")),
-        ("[\"https://etcd-1.example.com:2379\"]".to_owned(), format!("{urls:?}\ntoken_ttl = \"3s\"")),
-        ("https://etcd.example.com:2379".to_owned(), format!("https://{listen}")),
+        ("\"0.0.0.0:2379\"", format!("\"{listen}\"")),
+        ("[\"https://etcd-1.example.com:2379\"]", format!("{urls:?}\ntoken_ttl = \"3s\"")),
+        ("https://etcd.example.com:2379", format!("https://{listen}")),
     ];
-    let placed = places.iter().fold(base.to_owned(), |text, (from, to)| {
-        assert_eq!(text.matches(from).count(), 1, "the page says {from} once");
-        text.replace(from, to)
-    });
+    let placed = page::placed(base, &places);
     format!("{placed}[admin]\naddress = \"{}\"\n", site.admin)
 }
 
