@@ -47,6 +47,11 @@ impl RestRow {
         RestRow { headers, ..self }
     }
 
+    /// Whether its answer does not end by itself.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.reading != Reading::ToItsEnd
+    }
+
     /// What to send; reading stops where the caller says.
     pub(crate) fn ask(&self, side: &CallerSide, who: Who, reading: Reading) -> Ask {
         let body = match self.body {

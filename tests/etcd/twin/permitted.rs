@@ -49,6 +49,7 @@ struct Entry {
     case: Option<String>,
     #[serde(default, rename = "as")]
     who: Vec<String>,
+    /// Ends with `*` where only the start counts; so does `keyward`.
     direct: Option<String>,
     /// `OWN URL` is the address of the one that answers.
     keyward: Option<String>,
@@ -118,7 +119,13 @@ impl Permitted {
 
 impl Entry {
     fn permits(&self, at: At<'_>, difference: &Difference, own_url: &str) -> bool {
-        let of = |pattern: &Option<String>, value: &str| pattern.as_deref().is_none_or(|p| p == value);
+        let of = |pattern: &Option<String>, value: &str| match pattern.as_deref() {
+            None => true,
+            Some(pattern) => match pattern.strip_suffix('*') {
+                Some(start) => value.starts_with(start),
+                None => pattern == value,
+            },
+        };
         let keyward = self.keyward.as_deref().map(|pattern| pattern.replace("OWN URL", own_url));
         self.what == difference.what
             && (self.rpcs.is_empty() || self.rpcs.iter().any(|rpc| rpc == at.rpc))

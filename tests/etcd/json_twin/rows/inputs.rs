@@ -47,7 +47,8 @@ pub(super) fn forms() -> Vec<RestRow> {
             format!("{{\"key\":\"L2Evaw==\",\"x\":{open}{close}}}").into_bytes()
         }),
         bytes(TXN, "two members of a oneof", || {
-            br#"{"success":[{"request_put":{"key":"L2EvbzE="},"request_range":{"key":"L2Evaw=="}}]}"#.to_vec()
+            br#"{"success":[{"request_delete_range":{"key":"L2EvbzE="},"request_range":{"key":"L2Evaw=="}}]}"#
+                .to_vec()
         }),
         bytes(TXN, "null for a member of a oneof", || {
             br#"{"success":[{"request_range":null,"request_put":{"key":"L2EvbzI="}}]}"#.to_vec()
