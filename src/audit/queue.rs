@@ -30,8 +30,10 @@ pub struct AuditQueue {
     room: Semaphore,
     capacity: usize,
     state: Mutex<AuditQueueState>,
-    /// Wakes the writer.
+    /// Wakes the writer, which alone waits here: another waiter would take the writer's wake.
     wakes: Condvar,
+    /// Wakes the pausing threads at the end of the process.
+    pauses: Condvar,
     /// Wakes the end of the process, which waits for the writer.
     closed: Condvar,
     is_failing: AtomicBool,
@@ -98,6 +100,7 @@ impl AuditQueue {
             capacity,
             state: Mutex::default(),
             wakes: Condvar::new(),
+            pauses: Condvar::new(),
             closed: Condvar::new(),
             is_failing: AtomicBool::new(false),
             unreported: AtomicU64::new(0),
@@ -206,7 +209,7 @@ impl AuditQueue {
     /// Waits for `pause`. False once the process ends.
     pub(super) fn pause(&self, pause: Duration) -> bool {
         let waits = |state: &mut AuditQueueState| !state.is_closing;
-        let paused = self.wakes.wait_timeout_while(self.lock(), pause, waits);
+        let paused = self.pauses.wait_timeout_while(self.lock(), pause, waits);
         !paused.unwrap_or_else(PoisonError::into_inner).0.is_closing
     }
 
@@ -221,6 +224,7 @@ impl AuditQueue {
         let mut state = self.lock();
         state.is_closing = true;
         self.wakes.notify_all();
+        self.pauses.notify_all();
         let waits = |state: &mut AuditQueueState| !state.is_closed;
         drop(self.closed.wait_timeout_while(state, limit, waits));
     }
@@ -228,6 +232,9 @@ impl AuditQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Barrier, mpsc};
+    use std::thread;
+
     use super::*;
     use crate::telemetry::metrics::Metrics;
 
@@ -248,6 +255,35 @@ mod tests {
         queue.finish(&batch);
         assert!(queue.try_reserve(99 * UNIT).is_some(), "a large record has all the room at most");
         assert!(queue.take(Instant::now()).bodies.is_empty());
+    }
+
+    /// A sink that fails pauses between its attempts.
+    #[test]
+    fn a_record_wakes_the_writer_although_sinks_pause() {
+        let (queue, long) = (queue(1 << 20), Duration::from_secs(600));
+        let (written, writes) = mpsc::channel();
+        thread::scope(|scope| {
+            let queue = &queue;
+            for _ in 0..4 {
+                let begun = Arc::new(Barrier::new(2));
+                let other = Arc::clone(&begun);
+                scope.spawn(move || {
+                    other.wait();
+                    queue.pause(long)
+                });
+                begun.wait();
+            }
+            scope.spawn(move || {
+                written.send(queue.take(Instant::now() + long).bodies.len()).expect("the test waits")
+            });
+            while !queue.lock().is_waiting {
+                thread::yield_now();
+            }
+            queue.try_reserve(1).expect("room").fill(b"{}".to_vec());
+            let woken = writes.recv_timeout(Duration::from_secs(30));
+            queue.close(Duration::ZERO);
+            assert_eq!(woken, Ok(1));
+        });
     }
 
     #[tokio::test(start_paused = true)]

@@ -127,6 +127,8 @@ impl Recorder {
         }
         let until = Instant::now() + LAST_BATCHES;
         self.sinks.drain(..).for_each(|sink| sink.end(until));
+        // The file's lock is free when the process is told, so that the next log may begin.
+        drop(self.file.take());
         self.queue.note_closed();
     }
 
@@ -285,10 +287,11 @@ fn unix_seconds() -> f64 {
 mod tests {
     use std::fs;
     use std::io::BufReader;
-    use std::net::{Ipv4Addr, TcpListener};
+    use std::net::{Ipv4Addr, SocketAddr};
     use std::path::Path;
 
     use http::uri::PathAndQuery;
+    use socket2::{Domain, Socket, Type};
 
     use super::*;
     use crate::audit::head_signature::{HeadPublicKey, write_key_pair};
@@ -443,10 +446,12 @@ mod tests {
         assert_eq!(check(&[&path], None).unwrap().lost, 3);
     }
 
-    /// Nobody listens at the collector's port.
+    /// The collector's port is taken by a socket that does not listen, so that no other program answers there.
     #[test]
     fn lines_without_a_collector_are_lost_for_this_sink_alone_and_the_loss_is_recorded() {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let held = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        held.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        let port = held.local_addr().unwrap().as_socket().unwrap().port();
         let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port };
         let path = PathAndQuery::from_static("/v1/logs");
         let otlp = Some(OtlpSettings { endpoint, path, tls: None, authorization: None });
