@@ -33,7 +33,8 @@ struct Length {
     quiet: Duration,
     /// The faults are repeated until so much time has passed.
     at_least: Duration,
-    members: bool,
+    /// Whether each replica and each member is lost in turn, or the first replica alone.
+    all: bool,
 }
 
 /// Patroni's own defaults, and longer than `ttl` in each state.
@@ -42,7 +43,7 @@ const LONG: Length = Length {
     away: Duration::from_secs(40),
     quiet: Duration::from_secs(10),
     at_least: Duration::from_secs(600),
-    members: true,
+    all: true,
 };
 /// The least that Patroni takes as its `ttl`.
 const SHORT: Length = Length {
@@ -50,7 +51,7 @@ const SHORT: Length = Length {
     away: Duration::from_secs(8),
     quiet: Duration::from_secs(2),
     at_least: Duration::ZERO,
-    members: false,
+    all: false,
 };
 
 /// What is done in a span of time.
@@ -77,8 +78,9 @@ struct Scene {
     cluster: Cluster,
     replicas: Vec<Option<Keyward>>,
     configs: Vec<String>,
-    nodes: DatabaseNodes,
+    /// Before the nodes, in whose folder its record is.
     roles: RoleSamples,
+    nodes: DatabaseNodes,
     phases: Vec<Phase>,
 }
 
@@ -144,10 +146,11 @@ impl Scene {
     async fn round(&mut self) {
         self.primary_is_killed().await;
         self.primary_is_switched().await;
-        for replica in 0..self.replicas.len() {
+        let (replicas, members) =
+            if self.length.all { (self.replicas.len(), self.cluster.len()) } else { (1, 0) };
+        for replica in 0..replicas.min(self.replicas.len()) {
             self.replica_is_lost(replica).await;
         }
-        let members = if self.length.members { self.cluster.len() } else { 0 };
         for member in 0..members {
             self.member_is_lost(member).await;
         }
