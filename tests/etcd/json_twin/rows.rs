@@ -106,6 +106,7 @@ pub(crate) fn all() -> Vec<RestRow> {
         kv::keys(),
         kv::watch(),
         lifetimes::lease(),
+        kv::watch_from_below(),
         lifetimes::lock(),
         lifetimes::election(),
         membership::maintenance(),
