@@ -314,6 +314,7 @@ fn audit_log(folder: &Path) -> (Arc<AuditLog>, AuditCloseGuard) {
         file: Some(file),
         stdout: false,
         syslog: None,
+        otlp: None,
         queue: 256 << 20,
         on_full: OnFull::Block,
         signing_key: None,

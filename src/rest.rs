@@ -197,7 +197,7 @@ impl RestFace {
             };
         }
         match JsonLines::begin(reply, messages.reply, form).await {
-            StreamStart::Lines(lines) => answered(AnswerBody::Lines(Box::new(lines))),
+            StreamStart::Lines(lines) => answered(AnswerBody::Lines(lines)),
             StreamStart::Ended(status) if status.is_ok() => http_answer::json(StatusCode::OK, ""),
             // etcd reads the first document before it opens the stream.
             StreamStart::Ended(status) if fault.was_found() => self.refused(&status),

@@ -166,6 +166,8 @@ impl Records {
             }
         };
         count(self.omitted, "records name a part of their keys only, and the rest may not be allowed");
+        let unbound = self.learner.peers_without_binding() as u64;
+        count(unbound, "peers have a name with *, which would bind other peers too: they have no binding");
         count(self.anonymous, "records have no peer, and no binding can name their callers");
         count(
             unknown_leases,

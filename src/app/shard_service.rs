@@ -6,6 +6,7 @@
 //! connection uses no shared mutable state outside its shard.
 
 use std::cell::Cell;
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -14,7 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
 use futures_util::future::Either;
-use http::Request;
+use http::{Request, Response};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -255,12 +256,9 @@ impl ShardService {
             let dismissed = (Rc::clone(&gateway), Rc::clone(&client));
             let dismiss = Box::new(move || dismissed.1.dismiss(&dismissed.0));
             let face = RestFace { gateway: Rc::clone(&gateway), client: Rc::clone(&client) };
-            let answer = move |request: Request<ClientBody>| {
-                if is_rest(&request) {
-                    return Either::Left(face.clone().serve(request));
-                }
-                let reply = pipeline::serve(Rc::clone(&gateway), Rc::clone(&client), request, None);
-                Either::Right(reply.map(|reply| reply.map(AnswerBody::Grpc)))
+            let answer = move |request| match is_rest(&request) {
+                true => Either::Left(face.clone().serve(request)),
+                false => Either::Right(grpc_answer(Rc::clone(&gateway), Rc::clone(&client), request)),
             };
             Ok(AdmittedClient { answer, until, old_at, expires, dismiss })
         };
@@ -310,6 +308,15 @@ impl ShardService {
             self.tasks.abort_all();
         }
     }
+}
+
+/// The answer to a gRPC request.
+fn grpc_answer(
+    gateway: Rc<Gateway>,
+    client: Rc<ClientConnection>,
+    request: Request<ClientBody>,
+) -> impl Future<Output = Response<AnswerBody>> {
+    pipeline::serve(gateway, client, request, None).map(|reply| reply.map(AnswerBody::Grpc))
 }
 
 /// Returns the age plus or minus a tenth: connections opened together must not be closed together.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::chain::{Chain, ChainEnd};
 use super::file::{AuditFile, AuditFileError, ContinuedFile};
 use super::head_signature::SignedHead;
+use super::otlp_collector::OtlpCollector;
 use super::queue::{AuditBatch, AuditQueue};
 use super::record::{LogAuditRecord, Timestamp, body};
 use super::secondary_sink::{SecondarySink, SinkOutput};
@@ -24,6 +25,9 @@ use crate::pem::PrivateKey;
 const HEADS: Duration = Duration::from_secs(60);
 /// The pause between two attempts to write a batch.
 const RETRY: Duration = Duration::from_millis(500);
+/// How long the end waits for the last batches of the sinks beside the file. The process waits for two
+/// seconds.
+const LAST_BATCHES: Duration = Duration::from_millis(1500);
 /// The pause after a failed rotation.
 const ROTATION_RETRY: Duration = Duration::from_secs(60);
 
@@ -67,7 +71,9 @@ pub(super) fn start(settings: &AuditSettings, queue: &Arc<AuditQueue>) -> Result
     };
     let syslog = |address| SinkOutput::Syslog(SyslogServer::new(address, settings.replica.clone()));
     let outputs = settings.stdout.then_some(SinkOutput::Stdout).into_iter();
-    let outputs = outputs.chain(settings.syslog.clone().map(syslog));
+    let collector = settings.otlp.as_ref().map(|otlp| OtlpCollector::new(otlp, &settings.replica));
+    let collector = collector.transpose()?.map(|collector| SinkOutput::Otlp(Box::new(collector)));
+    let outputs = outputs.chain(settings.syslog.clone().map(syslog)).chain(collector);
     let sinks = outputs.map(|output| SecondarySink::start(output, settings.on_full, Arc::clone(queue)));
     let recorder = Recorder {
         queue: Arc::clone(queue),
@@ -93,7 +99,7 @@ pub enum AuditStartError {
     /// The file cannot be used.
     #[error("audit.file: {0}")]
     File(#[from] AuditFileError),
-    /// The operating system gives no thread.
+    /// The operating system gives no thread, or the collector's TLS settings cannot be used.
     #[error("audit: {0}")]
     Thread(#[from] io::Error),
 }
@@ -119,6 +125,8 @@ impl Recorder {
                 break;
             }
         }
+        let until = Instant::now() + LAST_BATCHES;
+        self.sinks.drain(..).for_each(|sink| sink.end(until));
         self.queue.note_closed();
     }
 
@@ -277,13 +285,17 @@ fn unix_seconds() -> f64 {
 mod tests {
     use std::fs;
     use std::io::BufReader;
+    use std::net::{Ipv4Addr, TcpListener};
     use std::path::Path;
+
+    use http::uri::PathAndQuery;
 
     use super::*;
     use crate::audit::head_signature::{HeadPublicKey, write_key_pair};
     use crate::audit::log::{AuditCloseGuard, AuditLog};
     use crate::audit::verify::{ChainCheck, ChainFault, ChainReport};
-    use crate::config::audit_settings::{AuditEvent, AuditFileSettings};
+    use crate::config::audit_settings::{AuditEvent, AuditFileSettings, OtlpSettings};
+    use crate::config::{Endpoint, Scheme};
     use crate::telemetry::metrics::Metrics;
 
     #[derive(serde::Serialize)]
@@ -300,6 +312,7 @@ mod tests {
             file: Some(file),
             stdout: false,
             syslog: None,
+            otlp: None,
             queue: 64 * 1024,
             on_full,
             signing_key: None,
@@ -428,5 +441,30 @@ mod tests {
         queue.close(Duration::from_secs(30));
         assert_eq!(events(&path), ["start", "lost", "stop", "head"]);
         assert_eq!(check(&[&path], None).unwrap().lost, 3);
+    }
+
+    /// Nobody listens at the collector's port.
+    #[test]
+    fn lines_without_a_collector_are_lost_for_this_sink_alone_and_the_loss_is_recorded() {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port };
+        let path = PathAndQuery::from_static("/v1/logs");
+        let otlp = Some(OtlpSettings { endpoint, path, tls: None, authorization: None });
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("audit.log");
+        let (log, guard, metrics) = start(&AuditSettings { otlp, ..settings(&file, OnFull::Drop) });
+        record(&log, "one");
+        while metrics.audit.lost("otlp").get() < 2 {
+            thread::yield_now();
+        }
+        record(&log, "two");
+        drop(guard);
+        let lines = fs::read_to_string(&file).unwrap();
+        let records = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let lost = records.filter(|record| record["event"] == "lost" && record["sink"] == "otlp");
+        assert!(lost.filter_map(|record| record["count"].as_u64()).sum::<u64>() >= 2, "{lines}");
+        assert_eq!(metrics.audit.lost("all").get(), 0);
+        assert_eq!(events(&file).iter().filter(|event| *event == "x").count(), 2);
+        assert_eq!(check(&[&file], None).unwrap().lines, lines.lines().count() as u64);
     }
 }

@@ -7,7 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::uri::PathAndQuery;
+
+use crate::config::{ClientTls, Endpoint};
 use crate::pem::PrivateKey;
+use crate::secret::Secret;
 
 /// A kind of event with audit records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,19 @@ pub enum SyslogAddress {
     Udp(SocketAddr),
 }
 
+/// A collector that takes OTLP logs over HTTP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OtlpSettings {
+    /// The collector's address.
+    pub endpoint: Endpoint,
+    /// The path of requests, such as `/v1/logs`.
+    pub path: PathAndQuery,
+    /// TLS towards the collector; `None` for an `http` address.
+    pub tls: Option<ClientTls>,
+    /// The value of the `authorization` header, if any.
+    pub authorization: Option<Secret<String>>,
+}
+
 /// The file of the audit log, and its rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditFileSettings {
@@ -86,6 +103,8 @@ pub struct AuditSettings {
     pub stdout: bool,
     /// The syslog server, if any.
     pub syslog: Option<SyslogAddress>,
+    /// The collector of OTLP logs, if any.
+    pub otlp: Option<OtlpSettings>,
     /// Memory of records waiting for a sink, in bytes.
     pub queue: usize,
     /// The behaviour of a call whose record finds no room.

@@ -96,6 +96,7 @@ fn every_key_of_the_code_stands_in_it_and_no_other() {
             ..Default::default()
         },
         policy: toml_file::TomlPolicy { peer_limits: Some(TomlUsageLimits::default()), ..Default::default() },
+        audit: toml_file::TomlAudit { otlp: Some(toml_file::TomlOtlp::default()), ..Default::default() },
         user: vec![toml_file::TomlUser::default()],
         jwt: vec![toml_file::TomlJwt::default()],
         map: vec![toml_file::TomlMap {
@@ -153,6 +154,8 @@ fn write_example_files(root: &Path) {
         ("tls/server.crt", "tls/server.key"),
         ("tls/client.crt", "tls/client.key"),
         ("tls/etcd-ca.crt", "tls/unused.key"),
+        ("tls/collector-ca.crt", "tls/unused.key"),
+        ("tls/audit.crt", "tls/audit.key"),
     ] {
         let made = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).unwrap();
         std::fs::write(root.join(cert), made.cert.pem()).unwrap();
@@ -177,6 +180,7 @@ fn write_example_files(root: &Path) {
     std::fs::write(root.join("tls/etcd-jwt.pub"), user.public_key_pem()).unwrap();
     let signing = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
     std::fs::write(root.join("audit.key"), signing.serialize_pem()).unwrap();
+    std::fs::write(root.join("collector-authorization"), "Bearer hunter2\n").unwrap();
     std::fs::write(root.join("session.key"), "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n").unwrap();
     std::fs::write(root.join("policy.toml"), include_str!("../../deploy/policy.toml")).unwrap();
     std::fs::write(root.join("app.password"), "app-hunter2\n").unwrap();

@@ -437,10 +437,23 @@ pub(super) struct TomlAudit {
     pub(super) keep: Option<u32>,
     pub(super) stdout: Option<bool>,
     pub(super) syslog: Option<String>,
+    #[serde(deserialize_with = "some_table")]
+    pub(super) otlp: Option<TomlOtlp>,
     pub(super) queue: Option<String>,
     pub(super) on_full: Option<TomlOnFull>,
     pub(super) signing_key_file: Option<String>,
     pub(super) replica: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TomlOtlp {
+    pub(super) url: Option<String>,
+    pub(super) ca: Option<String>,
+    pub(super) cert: Option<String>,
+    pub(super) key: Option<String>,
+    pub(super) authorization_file: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use http::uri::PathAndQuery;
 use time::{Date, Month};
 use toml::value::{Datetime, Offset};
 
@@ -176,6 +177,20 @@ impl FromStr for Endpoint {
     }
 }
 
+/// Parses the address and the path of a collector's URL. Without a path: the path of the OTLP specification.
+pub(super) fn collector_url(url: &str) -> Result<(Endpoint, PathAndQuery), MalformedValue> {
+    const FORM: MalformedValue =
+        MalformedValue("a collector's URL is \"https://HOST:PORT/v1/logs\", or the same with http");
+    let begin = url.find("://").ok_or(FORM)? + "://".len();
+    let at = url[begin..].find('/').map_or(url.len(), |slash| begin + slash);
+    let (address, path) = url.split_at(at);
+    let path = if path.len() > 1 { path } else { "/v1/logs" };
+    if path.contains('#') {
+        return Err(FORM);
+    }
+    Ok((address.parse().map_err(|_| FORM)?, path.parse().map_err(|_| FORM)?))
+}
+
 /// Parses a DNS name, an IPv4 address, or an IPv6 address in brackets (removed from the result).
 fn host(text: &str) -> Option<String> {
     if let Some(inner) = text.strip_prefix('[') {
@@ -196,6 +211,27 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_collectors_url_has_the_specified_path_by_default() {
+        let parsed = |url| collector_url(url).map(|(address, path)| (address.to_string(), path.to_string()));
+        let of = |address: &str, path: &str| Ok((address.to_owned(), path.to_owned()));
+        for url in ["http://c:4318", "http://c:4318/", "http://c:4318/v1/logs"] {
+            assert_eq!(parsed(url), of("http://c:4318", "/v1/logs"), "{url}");
+        }
+        assert_eq!(parsed("https://[::1]:1/x/y?z=1"), of("https://[::1]:1", "/x/y?z=1"));
+        for bad in [
+            "c:4318",
+            "grpc://c:1",
+            "http://c/v1/logs",
+            "http://u:p@c:1/",
+            "http://c:1/a b",
+            "http://c:1/#a",
+            "",
+        ] {
+            assert!(collector_url(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn durations_and_sizes_need_a_unit() {

@@ -128,8 +128,9 @@ impl Caller {
     ) -> Option<&Rc<CallerUsage>> {
         let usage = self.usage.get_or_init(|| {
             let roles = &self.permits(identities, client).roles;
-            let (settings, listener) = (identities.policy.settings(), &client.listener.name);
-            gateway.usage.usage_of(settings, &self.grounds.peer, roles, listener)
+            let (settings, document) = (identities.policy.settings(), identities.policy.document());
+            let (peer, listener) = (&self.grounds.peer, &client.listener.name);
+            gateway.usage.usage_of(settings, document, peer, roles, listener)
         });
         usage.as_ref()
     }

@@ -87,7 +87,7 @@ impl Policy {
         &self.document
     }
 
-    /// The settings of the policy.
+    /// The settings of the policy. The rules in force are those of [`Policy::document`], which may be stored.
     #[must_use]
     pub fn settings(&self) -> &PolicySettings {
         &self.settings
@@ -151,7 +151,7 @@ impl Policy {
             generation: PolicyGeneration { number: self.number, digest: self.document.digest },
             shared: if mode == PolicyMode::Off { Arc::default() } else { self.shared(&roles) },
             roles: roles.into(),
-            document: Arc::clone(&self.settings.document),
+            document: Arc::clone(&self.document),
             own,
             closed: Arc::clone(&self.closed),
         }

@@ -86,7 +86,14 @@ impl PolicyLearner {
         self.peers.is_empty()
     }
 
-    /// Notes a call of `peer`, given as the pattern that matches this peer alone.
+    /// The number of peers without a binding, because their names hold `*`: a binding would take the name for
+    /// a pattern, and give the role to other peers too.
+    #[must_use]
+    pub fn peers_without_binding(&self) -> usize {
+        self.peers.keys().filter(|peer| !names_one_peer(peer)).count()
+    }
+
+    /// Notes a call of `peer`, given as in a record.
     pub fn note_call(&mut self, peer: &str) {
         self.peer(peer).calls += 1;
     }
@@ -335,8 +342,11 @@ fn without_variable(grants: &[LearnedGrant], user: &str) -> Vec<LearnedGrant> {
 fn role_text(grants: &[LearnedGrant], peers: &[(String, u64)]) -> String {
     let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
     let role = match peers {
-        [(only, _)] => format!("learned from {only}"),
-        [(first, _), ..] => format!("learned from {first} and {} others", peers.len() - 1),
+        // A policy takes no control character in a role's name.
+        [(only, _)] => format!("learned from {}", only.escape_debug()),
+        [(first, _), ..] => {
+            format!("learned from {} and {} others", first.escape_debug(), peers.len() - 1)
+        }
         [] => String::new(),
     };
     let calls: u64 = peers.iter().map(|(_, calls)| calls).sum();
@@ -349,9 +359,18 @@ fn role_text(grants: &[LearnedGrant], peers: &[(String, u64)]) -> String {
         }
     }
     for (peer, _) in peers {
-        text += &format!("\n[[binding]]\npeer = {}\nroles = [{}]\n", quoted(peer), quoted(&role));
+        text += &if names_one_peer(peer) {
+            format!("\n[[binding]]\npeer = {}\nroles = [{}]\n", quoted(peer), quoted(&role))
+        } else {
+            format!("\n# No binding of {}: the * would bind other peers too.\n", peer.escape_debug())
+        };
     }
     text
+}
+
+/// False for a name with `*`, which a binding reads as a pattern.
+fn names_one_peer(peer: &str) -> bool {
+    !peer.contains('*')
 }
 
 #[cfg(test)]
@@ -458,6 +477,19 @@ mod tests {
         assert_eq!(text.matches("[[role]]").count(), 2, "{text}");
         assert!(text.contains(r#"key = "/t/{user}/x""#) && text.contains(r#"key = "/u/cy/x""#), "{text}");
         assert_eq!(text.matches("[[binding]]").count(), 3, "{text}");
+    }
+
+    #[test]
+    fn a_peer_whose_name_is_a_pattern_gets_no_binding() {
+        let text = learned(&[
+            ("password:a*", Action::Write, "/k", ""),
+            ("cert:ca:CN=*.example.com\n[[binding]]", Action::Write, "/k", ""),
+            ("password:al", Action::Write, "/k", ""),
+        ]);
+        let (document, _) = crate::config::policy(&text, &[], &[]).expect("valid");
+        assert_eq!((document.roles.len(), document.bindings.len()), (1, 1), "{text}");
+        assert!(text.contains(r#"peer = "password:al""#), "{text}");
+        assert!(text.contains("# No binding of password:a*:"), "{text}");
     }
 
     #[test]

@@ -180,6 +180,20 @@ fn a_text_that_could_reach_other_keys_is_never_put_into_a_key() {
     assert_eq!(verdict(&permits(&denies, &peer("a")), RANGE, &range("x", "")), Ok(()));
 }
 
+/// The rules of the configuration are other rules, of another role.
+#[test]
+fn a_verdict_of_a_stored_policy_names_the_stored_role() {
+    let stored = READER.replace("name = 'r'", "name = 'stored'").replace("['r']", "['stored']");
+    let document = Arc::new(config::policy(&stored, &[], &[]).expect("valid").0);
+    let rules = RulesInForce::Stored { number: 7, document };
+    let config = config("[[role]]\nname = 'configured'\nallow = [{ actions = ['read'], key = 'x' }]\n");
+    let permits = permits(&Policy::of(&config, &rules, SystemTime::now()), &peer("a"));
+    let grant = permits.decide(lookup(RANGE).unwrap(), &range("/a/x", ""));
+    let Decision::Allowed(permit) = grant else { panic!("{grant:?}") };
+    assert_eq!(permits.allowing_rule(permit.grant().expect("a grant")), "stored.allow[0]");
+    assert!(permits.generation.to_string().starts_with("7-"));
+}
+
 #[test]
 fn the_strictest_mode_of_the_bindings_holds() {
     let text = format!(
@@ -260,6 +274,41 @@ fn every_fault_of_a_policy_is_told_at_once() {
     let text = "[[role]]\nname = 'r'\n[[binding]]\nroles = ['r']\n";
     let faults = config::policy(text, &[], &[]).expect_err("a binding of nobody");
     assert_eq!(faults.iter().map(|fault| fault.path.as_str()).collect::<Vec<_>>(), ["binding[0]"]);
+}
+
+/// Without the slash, `al` would have the keys of `alice`.
+#[test]
+fn a_prefix_that_does_not_end_its_variable_is_named() {
+    for (prefix, count) in
+        [("/teams/{user}", 1), ("/teams/{user}-", 1), ("/teams/{user}/", 0), ("/teams/", 0)]
+    {
+        let text = READER.replace("'/a/'", &format!("'{prefix}'"));
+        let (_, warnings) = config::policy(&text, &[], &[]).expect("valid");
+        let named = warnings.iter().filter(|warning| warning.path == "role[0].allow[0].prefix").count();
+        assert_eq!(named, count, "{prefix}: {warnings:?}");
+    }
+}
+
+/// A megabyte of grants, each with its own key: every one counts, and no neighbour of it.
+#[test]
+fn a_megabyte_of_rules_decides_like_a_few() {
+    let grants = (0..20_000).map(|n| format!("{{ actions = ['read'], key = '/k/{n:05}' }},\n"));
+    let text = format!(
+        "[[role]]\nname = 'r'\nallow = [\n{}]\n[[binding]]\neveryone = true\nroles = ['r']\n",
+        grants.collect::<String>() + &"# Rules.\n".repeat(30_000),
+    );
+    assert!(text.len() > 1 << 20, "{}", text.len());
+    let permits = permits(&policy(&text), &peer("a"));
+    let read = |key: String| {
+        let request = RangeRequest { key: key.into_bytes().into(), ..Default::default() };
+        verdict(&permits, RANGE, &request.encode_to_vec())
+    };
+    for n in (0..20_000).step_by(499).chain([19_999]) {
+        assert_eq!(read(format!("/k/{n:05}")), Ok(()), "{n}");
+        assert_eq!(read(format!("/k/{n:05}0")), Err(DenialReason::NoGrant), "{n}");
+    }
+    assert_eq!(read("/k/20000".to_owned()), Err(DenialReason::NoGrant));
+    assert_eq!(verdict(&permits, RANGE, &range("/k/00000", "/k/00001")), Err(DenialReason::NoGrant));
 }
 
 // --- The reference ---

@@ -113,7 +113,7 @@ impl StreamJson {
         if !self.held.charge(data.len()) {
             return Err(Refusal::TOO_MANY_REQUESTS);
         }
-        self.documents.push(&data);
+        self.documents.push(data);
         Ok(())
     }
 }

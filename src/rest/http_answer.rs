@@ -21,6 +21,7 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_SNIFF: HeaderName = http::header::X_CONTENT_TYPE_OPTIONS;
 
 /// The body of a response on a listener.
+#[expect(clippy::large_enum_variant, reason = "a box for each reply of gRPC would cost every call")]
 pub enum AnswerBody {
     /// The reply of a gRPC call.
     Grpc(Reply),

@@ -39,7 +39,7 @@ pub struct JsonLines {
 /// The beginning of a stream.
 pub(super) enum StreamStart {
     /// The stream has a first line.
-    Lines(JsonLines),
+    Lines(Box<JsonLines>),
     /// The stream ended without any message.
     Ended(Status),
     /// The stream broke off.
@@ -64,7 +64,7 @@ impl JsonLines {
             return StreamStart::Ended(status);
         }
         let frames = FrameReader::new(LARGEST);
-        let mut lines = Self { reply, frames, answer, form, first: None, is_over: false };
+        let mut lines = Box::new(Self { reply, frames, answer, form, first: None, is_over: false });
         match poll_fn(|cx| lines.poll_item(cx)).await {
             Ok(StreamItem::Line(line)) => {
                 lines.first = Some(line);

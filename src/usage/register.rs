@@ -17,7 +17,7 @@ use super::caller_usage::{CallerUsage, RangeCap};
 use super::exceeded::{LimitScope, RefusalCounters};
 use super::limiter::Limiter;
 use super::shedding::Shedding;
-use crate::config::policy_document::PolicyRole;
+use crate::config::policy_document::{PolicyDocument, PolicyRole};
 use crate::config::usage_limits::{OnExceed, UsageLimits};
 use crate::config::{PolicyMode, PolicySettings};
 use crate::identity::Peer;
@@ -90,11 +90,13 @@ impl UsageRegister {
         &self.counters
     }
 
-    /// The limits of a caller with these roles, given as indexes in the document; `None` without any limit.
+    /// The limits of a caller with these roles, given as indexes in `document`, the rules in force; `None`
+    /// without any limit.
     #[must_use]
     pub fn usage_of(
         &self,
         settings: &PolicySettings,
+        document: &PolicyDocument,
         peer: &Peer,
         roles: &[usize],
         listener: &str,
@@ -102,8 +104,7 @@ impl UsageRegister {
         if settings.limits_mode == PolicyMode::Off {
             return None;
         }
-        let roles: Vec<&PolicyRole> =
-            roles.iter().filter_map(|at| settings.document.roles.get(*at)).collect();
+        let roles: Vec<&PolicyRole> = roles.iter().filter_map(|at| document.roles.get(*at)).collect();
         let with_limits = || roles.iter().filter(|role| !role.limits.is_empty());
         let of_roles = with_limits().fold(UsageLimits::default(), |all, role| all.strictest(&role.limits));
         let own = of_roles.or(&settings.peer_limits);
@@ -171,7 +172,6 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::config::policy_document::PolicyDocument;
     use crate::config::usage_limits::{CallRate, Priority};
     use crate::telemetry::metrics::Metrics;
     use crate::usage::caller_usage::CallLength;
@@ -216,7 +216,7 @@ mod tests {
             settings(vec![role("batch", calls(3), calls(5)), role("other", calls(4), calls(9))]);
         settings.listener_limits = vec![("l".into(), calls(7))];
         let of = |settings: &PolicySettings, name: &str, roles: &[usize], listener: &str| {
-            register.usage_of(settings, &peer(name), roles, listener)
+            register.usage_of(settings, &settings.document, &peer(name), roles, listener)
         };
         assert!(of(&settings, "a", &[], "other").is_none());
         let a = of(&settings, "a", &[0, 1], "l").expect("limits");
@@ -245,19 +245,19 @@ mod tests {
         let (register, _metrics) = register(10);
         let mut settings = settings(Vec::new());
         settings.peer_limits = UsageLimits { watches: Some(2), ..calls(2) };
-        let usage = register.usage_of(&settings, &peer("a"), &[], "l").expect("limits");
+        let usage = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
         for _ in 0..2 {
             call(&usage).expect("a call");
             usage.begin_watch().expect("a watch");
         }
         assert!(usage.begin_watch().is_err());
         settings.peer_limits.watches = Some(3);
-        let after = register.usage_of(&settings, &peer("a"), &[], "l").expect("limits");
+        let after = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
         usage.begin_watch().expect("the new limit, at the old holder");
         assert!(after.begin_watch().is_err(), "watches begun before count");
         assert!(call(&after).is_err(), "the bucket is still empty");
         settings.peer_limits = UsageLimits { watches: Some(3), ..calls(4) };
-        let after = register.usage_of(&settings, &peer("a"), &[], "l").expect("limits");
+        let after = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
         for _ in 0..4 {
             call(&after).expect("a full bucket of the new size");
         }
@@ -271,7 +271,9 @@ mod tests {
         let (register, metrics) = register(100);
         let mut settings = settings(Vec::new());
         settings.peer_limits = calls(1);
-        let usage_of = |name: &str| register.usage_of(&settings, &peer(name), &[], "l").expect("limits");
+        let usage_of = |name: &str| {
+            register.usage_of(&settings, &settings.document, &peer(name), &[], "l").expect("limits")
+        };
         let (used, waiting) = (usage_of("used"), usage_of("waiting"));
         call(&used).expect("a call");
         call(&waiting).expect("a call");
@@ -306,7 +308,7 @@ mod tests {
         let one = capped(10, Some(OnExceed::Page), Some(Priority::High));
         let total = capped(5, None, Some(Priority::Low));
         let settings = settings(vec![role("one", one, total)]);
-        let usage = register.usage_of(&settings, &peer("a"), &[0], "l").expect("limits");
+        let usage = register.usage_of(&settings, &settings.document, &peer("a"), &[0], "l").expect("limits");
         let cap = RangeCap { keys: number(5), on_exceed: OnExceed::Refuse, scope: LimitScope::Role };
         assert_eq!((usage.range_cap(), usage.priority()), (Some(cap), Priority::Low));
     }
@@ -317,7 +319,7 @@ mod tests {
         let mut settings = settings(Vec::new());
         settings.peer_limits =
             UsageLimits { calls_in_flight: Some(1), leases: Some(1), ..UsageLimits::default() };
-        let usage = register.usage_of(&settings, &peer("a"), &[], "l").expect("limits");
+        let usage = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
         let begin = || usage.begin_call(CallUrgency::Ordinary, CallLength::Counted);
         let under_way = begin().expect("the first");
         assert!(begin().is_err() && begin().is_err());
@@ -326,7 +328,7 @@ mod tests {
         let call = begin().expect("a LeaseGrant");
         call.reserve_lease().expect("the first");
         settings.peer_limits.calls_in_flight = None;
-        let usage = register.usage_of(&settings, &peer("a"), &[], "l").expect("limits");
+        let usage = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
         let begin = || usage.begin_call(CallUrgency::Ordinary, CallLength::Counted).expect("a LeaseGrant");
         assert!(begin().reserve_lease().is_err(), "a grant is under way");
         call.note_grant(7, 5);
@@ -342,7 +344,7 @@ mod tests {
         let (register, _metrics) = register(10);
         let mut settings = settings(Vec::new());
         settings.peer_limits = calls(2);
-        let usage = register.usage_of(&settings, &peer("a"), &[], "l").expect("limits");
+        let usage = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
         let begin = |urgency| usage.begin_call(urgency, CallLength::Counted).is_ok();
         assert!(begin(CallUrgency::Ordinary) && begin(CallUrgency::Ordinary));
         assert!(!begin(CallUrgency::Ordinary));

@@ -1,9 +1,10 @@
 //! The audit log of a replica that is killed under load: every acknowledged change stands in the log exactly once, except for the
-//! last batch before the kill; and a changed byte is seen.
+//! last batch before the kill; a changed byte is seen; and a collector of OTLP logs gets every line.
 //!
 //! `KEYWARD_TEST_FULL=1` makes 100,000 changes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -16,9 +17,12 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tonic::transport::Channel;
 
+use crate::chaos::families::built;
 use crate::harness::binary::{Version, full};
 use crate::harness::keyward::{Keyward, Site, program};
-use crate::harness::{Auth, Cluster, Options, wait};
+use crate::harness::pki::Pki;
+use crate::harness::process::Process;
+use crate::harness::{Auth, Cluster, Options, evidence, wait};
 use crate::lent::{connection, log_in};
 use crate::rewatch::local;
 
@@ -310,6 +314,80 @@ fn search_names_who_deleted_a_key_by_a_range() {
             (&"alice".into(), &"/a0".into()),
             "{output}"
         );
+    });
+}
+
+/// The receiver decodes by OpenTelemetry's published types, and is unavailable for the first requests.
+#[test]
+fn a_collector_of_otlp_logs_gets_every_line_of_the_file_once() {
+    const AUTHORIZATION: &str = "Bearer 6d1f2a07b9c34e58";
+    const UNAVAILABLE: usize = 2;
+    local(async {
+        let program = built("otlp", &[]);
+        let site = Site::new();
+        let pki = Pki::new(&site.file("collector"));
+        let (pair, secret) = (pki.server(), site.write("authorization", AUTHORIZATION));
+        evidence::secret("the collector's authorization", AUTHORIZATION);
+        let log = site.file("receiver.out");
+        let unavailable = UNAVAILABLE.to_string();
+        let arguments: [&OsStr; 8] = [
+            "--cert".as_ref(),
+            pair.cert.as_ref(),
+            "--key".as_ref(),
+            pair.key.as_ref(),
+            "--authorization".as_ref(),
+            AUTHORIZATION.as_ref(),
+            "--unavailable".as_ref(),
+            unavailable.as_ref(),
+        ];
+        let receiver = Process::start("receiver", &program, arguments, &[], &log);
+        let of_kind = |text: &str, kind: &str| -> Vec<Value> {
+            let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            lines.filter(|line| line["kind"] == kind).collect()
+        };
+        let ready = |text: &str| of_kind(text, "ready").first().and_then(|line| line["port"].as_u64());
+        let port = receiver.wrote(LIMIT, "ready", ready).await;
+
+        let auth = Auth::On { extra_users: USERS };
+        let cluster = Cluster::start(&Version::parse("3.5.35"), Options { auth, ..Options::default() }).await;
+        let text = config(&site, &cluster)
+            + &format!(
+                "[audit.otlp]\nurl = \"https://127.0.0.1:{port}\"\nca = {:?}\nauthorization_file = {secret:?}\n",
+                site.file("collector").join("ca.pem"),
+            );
+        let keyward = Keyward::start(site, &text).await;
+        let each = 1 + SHORT / USERS / AT_ONCE / 10;
+        let ledger = load(&keyward, 0, each).await;
+        assert_eq!((ledger.acknowledged.len(), ledger.unknown), (each * USERS * AT_ONCE, 0));
+        // At its end Keyward waits for a moment only: what was kept back by the refusals is sent before.
+        let changes = ledger.acknowledged.len();
+        let all = |text: &str| (of_kind(text, "record").len() >= changes).then_some(());
+        receiver.wrote(LIMIT, "every change", all).await;
+        let (exit, site) = keyward.terminate().await;
+        assert!(exit.success());
+
+        let lines: Vec<String> = files(&site)
+            .iter()
+            .flat_map(|file| {
+                fs::read_to_string(file).expect("UTF-8").lines().map(str::to_owned).collect::<Vec<_>>()
+            })
+            .collect();
+        let written = |text: &str| (of_kind(text, "record").len() >= lines.len()).then(|| text.to_owned());
+        let said = receiver.wrote(LIMIT, "every line", written).await;
+        assert_eq!(of_kind(&said, "refused"), [] as [Value; 0]);
+        assert_eq!(of_kind(&said, "unavailable").len(), UNAVAILABLE);
+        let received = of_kind(&said, "record");
+        let bodies: Vec<_> = received.iter().map(|record| record["body"].as_str().expect("text")).collect();
+        assert_eq!(bodies, lines, "the chain, in its order");
+        for record in &received {
+            let line: Value = serde_json::from_str(record["body"].as_str().expect("text")).expect("JSON");
+            let since = time_of(&line).duration_since(SystemTime::UNIX_EPOCH).expect("a time");
+            assert_eq!(record["time"].as_u64().map(u128::from), Some(since.as_nanos()), "{record}");
+            assert_eq!(record["event"], format!("keyward.audit.{}", line["event"].as_str().expect("text")));
+            assert_eq!(record["attributes"]["keyward.audit.seq"], line["seq"], "{record}");
+            assert_eq!(record["resource"]["service.instance.id"], "a", "{record}");
+        }
+        println!("{} lines of {} changes, each once, in order", lines.len(), ledger.acknowledged.len());
     });
 }
 

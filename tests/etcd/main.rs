@@ -67,6 +67,8 @@ mod idle;
 #[cfg(test)]
 mod idle_clients;
 #[cfg(test)]
+mod json_twin;
+#[cfg(test)]
 mod kill;
 #[cfg(test)]
 mod lagging;

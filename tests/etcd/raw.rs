@@ -135,24 +135,7 @@ impl Endpoint {
 
     /// TLS that trusts `pki` alone and shows `client` where there is one.
     pub(crate) fn tls(address: SocketAddr, pki: &Pki, client: Option<&Pair>) -> Endpoint {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(&pki.ca).expect("a certificate")).expect("an authority");
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider);
-        let builder = builder
-            .with_safe_default_protocol_versions()
-            .expect("ring has them")
-            .with_root_certificates(roots);
-        let mut config = match client {
-            None => builder.with_no_client_auth(),
-            Some(pair) => {
-                let cert = CertificateDer::from_pem_file(&pair.cert).expect("a certificate");
-                let key = PrivateKeyDer::from_pem_file(&pair.key).expect("a key");
-                builder.with_client_auth_cert(vec![cert], key).expect("they belong together")
-            }
-        };
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        Endpoint { address, tls: Some(TlsConnector::from(Arc::new(config))) }
+        Endpoint { address, tls: Some(connector(pki, client, b"h2")) }
     }
 
     /// Makes one call on a connection of its own.
@@ -227,6 +210,26 @@ impl Endpoint {
         }
         request.body(()).expect("names and values that HTTP can carry")
     }
+}
+
+/// TLS that trusts `pki` alone, shows `client` where there is one, and offers this protocol.
+pub(crate) fn connector(pki: &Pki, client: Option<&Pair>, protocol: &[u8]) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&pki.ca).expect("a certificate")).expect("an authority");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider);
+    let builder =
+        builder.with_safe_default_protocol_versions().expect("ring has them").with_root_certificates(roots);
+    let mut config = match client {
+        None => builder.with_no_client_auth(),
+        Some(pair) => {
+            let cert = CertificateDer::from_pem_file(&pair.cert).expect("a certificate");
+            let key = PrivateKeyDer::from_pem_file(&pair.key).expect("a key");
+            builder.with_client_auth_cert(vec![cert], key).expect("they belong together")
+        }
+    };
+    config.alpn_protocols = vec![protocol.to_vec()];
+    TlsConnector::from(Arc::new(config))
 }
 
 /// Sends, and fills `answer` as far as it comes.

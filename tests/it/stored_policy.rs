@@ -259,6 +259,33 @@ fn a_change_with_an_unknown_outcome_is_sent_once() {
     });
 }
 
+/// The policy file of the configuration has a role at the same place, with other limits.
+#[test]
+fn the_limits_of_a_caller_are_those_of_its_stored_roles() {
+    paused(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("policy.toml");
+        let limited = |calls: u32| {
+            ROLE.replace("]\n[[binding]]", &format!("]\nlimits.calls_per_second = {calls}\n[[binding]]"))
+        };
+        std::fs::write(&file, limited(9)).expect("written");
+        let replica = Replica::new(false, &format!("{LINES}file = {file:?}\n"));
+        let client = replica.keyward.client().await;
+        let served = async || {
+            let mut served = 0;
+            while read(&client).await == Some(Code::Ok) {
+                served += 1;
+            }
+            served
+        };
+        replica.apply(&limited(3)).await.expect("applied");
+        assert_eq!(served().await, 3);
+        sleep(Duration::from_secs(5)).await;
+        replica.apply(&limited(5)).await.expect("applied");
+        assert_eq!(served().await, 5);
+    });
+}
+
 #[test]
 fn nothing_is_admitted_before_the_rules_are_known() {
     paused(async {

@@ -6,14 +6,17 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use http::HeaderValue;
 use rustls::SignatureScheme;
 
 use super::{DAY, Duration, GIB, HOUR, KIB, MIB, Resolver};
 use crate::config::audit_settings::{
-    AuditEvent, AuditEvents, AuditFileSettings, AuditSettings, OnFull, SyslogAddress,
+    AuditEvent, AuditEvents, AuditFileSettings, AuditSettings, OnFull, OtlpSettings, SyslogAddress,
 };
-use crate::config::toml_file::{TomlAudit, TomlAuditEvent, TomlOnFull};
+use crate::config::toml_file::{TomlAudit, TomlAuditEvent, TomlOnFull, TomlOtlp};
+use crate::config::{ClientTls, MemberTrust, Scheme, secrets, values};
 use crate::pem::PrivateKey;
+use crate::secret::Secret;
 
 /// Events recorded without `audit.events`.
 const EVENTS: [TomlAuditEvent; 4] =
@@ -33,6 +36,7 @@ impl Resolver<'_> {
         let keep = self.count("audit.keep", audit.keep, 30, 0..=100_000);
         let queue = self.size("audit.queue", audit.queue, 16 * MIB, 64 * KIB..=GIB);
         let syslog = audit.syslog.and_then(|text| self.syslog_address(&text));
+        let otlp = audit.otlp.and_then(|row| self.otlp(row));
         let signing_key = audit.signing_key_file.and_then(|name| self.audit_key(&name));
         let events = audit.events.unwrap_or_else(|| EVENTS.to_vec());
         if events.is_empty() {
@@ -41,7 +45,7 @@ impl Resolver<'_> {
         let path = audit.file.filter(|name| !name.is_empty()).map(|name| self.written_path(&name));
         let stdout = audit.stdout.unwrap_or(false);
         let replica = self.replica(audit.replica);
-        if path.is_none() && !stdout && syslog.is_none() {
+        if path.is_none() && !stdout && syslog.is_none() && otlp.is_none() {
             return None;
         }
         let file = path.map(|path| AuditFileSettings {
@@ -55,7 +59,7 @@ impl Resolver<'_> {
             Some(TomlOnFull::Block) | None => OnFull::Block,
         };
         let events = events.into_iter().map(event).collect::<AuditEvents>();
-        Some(AuditSettings { events, file, stdout, syslog, queue, on_full, signing_key, replica })
+        Some(AuditSettings { events, file, stdout, syslog, otlp, queue, on_full, signing_key, replica })
     }
 
     /// The name of the replica: the host's name unless configured.
@@ -84,6 +88,47 @@ impl Resolver<'_> {
         Some(Arc::new(key))
     }
 
+    /// The collector of OTLP logs.
+    fn otlp(&mut self, row: TomlOtlp) -> Option<OtlpSettings> {
+        let url = self.required("audit.otlp.url", row.url, "the collector's URL is needed");
+        let address = url.and_then(|url| self.checked("audit.otlp.url", values::collector_url(&url)));
+        let is_https = address.as_ref().is_none_or(|(endpoint, _)| endpoint.scheme == Scheme::Https);
+        let has_tls = row.ca.is_some() || row.cert.is_some() || row.key.is_some();
+        if has_tls && !is_https {
+            self.findings.fault("audit.otlp.url", "needs https for ca, cert and key");
+        }
+        let authorization = row.authorization_file.and_then(|name| self.authorization(&name));
+        let tls = if has_tls || is_https { Some(self.otlp_tls(row.ca, row.cert, row.key)?) } else { None };
+        let (endpoint, path) = address?;
+        Some(OtlpSettings { endpoint, path, tls, authorization })
+    }
+
+    fn otlp_tls(
+        &mut self,
+        ca: Option<String>,
+        cert: Option<String>,
+        key: Option<String>,
+    ) -> Option<ClientTls> {
+        let path = "audit.otlp.ca";
+        let ca = self.required(path, ca, "https needs the authorities of the collector's certificate");
+        let identity = match (cert, key) {
+            (None, None) => None,
+            (cert, key) => self.key_pair("audit.otlp", cert, key),
+        };
+        let roots = self.roots(path, &ca?)?;
+        Some(ClientTls { trust: MemberTrust::Authorities(roots), identity })
+    }
+
+    fn authorization(&mut self, name: &str) -> Option<Secret<String>> {
+        let path = "audit.otlp.authorization_file";
+        let value = self.secret(path, name, secrets::password)?;
+        if HeaderValue::from_str(value.expose()).is_err() {
+            self.findings.fault(path, "holds a control character, which no HTTP header may have");
+            return None;
+        }
+        Some(value)
+    }
+
     fn syslog_address(&mut self, text: &str) -> Option<SyslogAddress> {
         const FORM: &str = "a syslog server is \"unix:/path\" or \"udp:ADDRESS:PORT\" with an IP address";
         let address = match text.split_once(':') {
@@ -106,5 +151,54 @@ fn event(written: TomlAuditEvent) -> AuditEvent {
         TomlAuditEvent::Logins => AuditEvent::Login,
         TomlAuditEvent::Refusals => AuditEvent::Refusal,
         TomlAuditEvent::Admin => AuditEvent::Admin,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Config, ConfigFaults, resolve};
+
+    fn config(otlp: &str) -> Result<Config, ConfigFaults> {
+        let folder = tempfile::tempdir().unwrap();
+        let made = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).unwrap();
+        for (name, text) in
+            [("ca", made.cert.pem()), ("token", "Bearer x\n".into()), ("odd", "a\x01b".into())]
+        {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let text = format!(
+            "[[listener]]\nname = 'one'\naddress = '127.0.0.1:1'\n[cluster]\n\
+             endpoints = ['http://127.0.0.1:2']\n[audit.otlp]\n{otlp}"
+        );
+        let path = folder.path().join("config.toml");
+        std::fs::write(&path, text).unwrap();
+        resolve::load(&path).map(|(config, _)| config)
+    }
+
+    #[test]
+    fn a_collector_alone_turns_the_log_on_and_its_secret_is_masked() {
+        let text = "url = 'https://c:4318'\nca = 'ca'\nauthorization_file = 'token'\n";
+        let config = config(text).unwrap_or_else(|faults| panic!("{faults}"));
+        let otlp = config.audit.as_ref().unwrap().otlp.as_ref().unwrap();
+        assert_eq!((otlp.endpoint.to_string(), otlp.path.as_str()), ("https://c:4318".into(), "/v1/logs"));
+        assert!(otlp.tls.is_some() && !format!("{config:?}").contains("Bearer"));
+        assert!(self::config("url = 'http://c:4318'").unwrap().audit.is_some());
+    }
+
+    #[test]
+    fn faults_of_a_collector_are_told_with_their_keys() {
+        for (text, fault) in [
+            ("", "audit.otlp.url"),
+            ("url = 'c:4318'", "audit.otlp.url"),
+            ("url = 'http://c:4318'\nca = 'ca'", "audit.otlp.url"),
+            ("url = 'https://c:4318'", "audit.otlp.ca"),
+            ("url = 'https://c:4318'\nca = 'absent'", "audit.otlp.ca"),
+            ("url = 'https://c:4318'\nca = 'ca'\ncert = 'ca'", "audit.otlp.key"),
+            ("url = 'http://c:4318'\nauthorization_file = 'odd'", "audit.otlp.authorization_file"),
+        ] {
+            let faults = config(text).expect_err(text);
+            let paths: Vec<_> = faults.iter().map(|fault| fault.path.as_str()).collect();
+            assert!(paths.contains(&fault), "{text}: {paths:?}");
+        }
     }
 }

@@ -223,7 +223,12 @@ impl Resolver<'_> {
         } else if let Some(key) = key {
             Some(GrantKeys::Key(self.key(&format!("{path}.key"), &key)?))
         } else if let Some(prefix) = prefix {
-            Some(GrantKeys::Prefix(self.key(&format!("{path}.prefix"), &prefix)?))
+            let (path, template) = (format!("{path}.prefix"), self.key(&format!("{path}.prefix"), &prefix)?);
+            if !template.has_ends_of_variables() {
+                let reason = "ends a variable without a slash: the keys of `alice` begin with those of `al`";
+                self.findings.warn(&path, reason);
+            }
+            Some(GrantKeys::Prefix(template))
         } else if let Some(range) = range {
             Some(self.key_range(&format!("{path}.range"), range)?)
         } else {

@@ -17,8 +17,7 @@ use crate::{
 };
 
 /// As whom a call is made. In the order in which a row is asked: what changes something is mostly permitted to the last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Who {
     /// Without a token.
     None,
@@ -37,6 +36,8 @@ pub(crate) enum Who {
 pub(crate) enum Port {
     Plain,
     Tls,
+    /// TLS by which clients show certificates.
+    Mutual,
 }
 
 pub(crate) const EVERYBODY: &[Who] = &[Who::None, Who::Bob, Who::Garbage, Who::Alice, Who::Root];
