@@ -66,7 +66,7 @@ fn usage() -> ExitCode {
 }
 
 /// The size of the future of a call, as hyper holds the future, in bytes.
-fn future_size<A, B, C, F: Future>(_: impl Fn(A, B, C) -> F) -> usize {
+fn future_size<A, B, C, D, F: Future>(_: impl Fn(A, B, C, D) -> F) -> usize {
     size_of::<F>()
 }
 
