@@ -5,6 +5,8 @@
 //! unread answers until its client has read the answer.
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt as _;
+use futures_util::future::{Either, LocalBoxFuture, Ready, ready};
 use tokio::time::timeout;
 
 use crate::gateway::call::Call;
@@ -23,12 +25,25 @@ pub type AnswerRewrite = fn(&'static Method, &[u8], &mut BytesMut) -> bool;
 /// An answer held whole, and its rewritten form of about twice the size.
 const COPIES: usize = 3;
 
+/// The handler's result with its message rewritten, if the client reads another form. Boxed: a client of
+/// gRPC has no rewritten answers.
+pub fn finish<'c>(
+    call: &'c Call<'c>,
+    result: PipelineResult,
+    rewrite: Option<AnswerRewrite>,
+) -> Either<LocalBoxFuture<'c, Result<PipelineResult, Refusal>>, Ready<Result<PipelineResult, Refusal>>> {
+    match rewrite {
+        Some(rewrite) => Either::Left(rewritten(call, result, rewrite).boxed_local()),
+        None => Either::Right(ready(Ok(result))),
+    }
+}
+
 /// Rewrites the message of a unary answer; the prefix before the rewritten message stays gRPC's. Streams and
 /// refusals stay as they are.
 ///
 /// # Errors
 /// The answer is too large to be held whole, breaks off, or cannot be read.
-pub async fn rewritten(
+async fn rewritten(
     call: &Call<'_>,
     result: PipelineResult,
     rewrite: AnswerRewrite,
