@@ -198,7 +198,9 @@ async fn run(
 ) -> String {
     let permitted = Permitted::load(&LIST, version, port, second, other.url.clone());
     let mut verdicts = Vec::new();
-    for rows in rows::all().chunk_by(|row, next| row.is_stream() && next.is_stream()) {
+    let mut rows = rows::all();
+    rows.retain(|row| row.from.is_none_or(|from| version.at_least(from)));
+    for rows in rows.chunk_by(|row, next| row.is_stream() && next.is_stream()) {
         verdicts.extend(judge_rows(rows, direct, other, &permitted).await);
     }
     let title = format!("etcd {version} over JSON, {port:?} port, second side: {second:?}");

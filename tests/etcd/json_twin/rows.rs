@@ -27,6 +27,8 @@ pub(crate) struct RestRow {
     pub(crate) reading: Reading,
     pub(crate) who: &'static [Who],
     pub(crate) headers: &'static [(&'static str, &'static str)],
+    /// The first version whose answer is not left to chance.
+    pub(crate) from: Option<&'static str>,
     pub(crate) body: Body,
 }
 
@@ -75,6 +77,7 @@ fn row(path: &'static str, case: &'static str, body: fn(&CallerSide, Who) -> Vec
         reading: Reading::ToItsEnd,
         who: EVERYBODY,
         headers: &[],
+        from: None,
         body: Body::Json(body),
     }
 }
