@@ -310,13 +310,13 @@ impl ShardService {
     }
 }
 
-/// The answer to a gRPC request.
+/// The answer to a gRPC request. The call's future is boxed at once: every move copies the future.
 fn grpc_answer(
     gateway: Rc<Gateway>,
     client: Rc<ClientConnection>,
     request: Request<ClientBody>,
-) -> impl Future<Output = Response<AnswerBody>> {
-    pipeline::serve(gateway, client, request, None).map(|reply| reply.map(AnswerBody::Grpc))
+) -> impl Future<Output = Response<AnswerBody>> + Unpin {
+    Box::pin(pipeline::serve(gateway, client, request, None)).map(|reply| reply.map(AnswerBody::Grpc))
 }
 
 /// Returns the age plus or minus a tenth: connections opened together must not be closed together.

@@ -156,7 +156,7 @@ pub async fn serve<A, F, B>(
 ) -> Result<ClientConnectionEnd, HandshakeError>
 where
     A: Fn(Request<ClientBody>) -> F + 'static,
-    F: Future<Output = Response<B>> + 'static,
+    F: Future<Output = Response<B>> + Unpin + 'static,
     B: Body<Data = Bytes, Error = AnswerBroken> + Unpin + 'static,
 {
     let began = Instant::now();

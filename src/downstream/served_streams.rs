@@ -59,13 +59,12 @@ impl ServedStreams {
     }
 
     /// Counts a new stream, with its request answered by `answer`. The stream counts until the returned
-    /// future and the response body are dropped. `answer` is boxed: a task's future is copied some ten times
-    /// while the task is spawned.
+    /// future and the response body are dropped. `answer` should be small, as a box: a task's future is copied
+    /// some ten times while the task is spawned.
     pub(super) fn serve<A, B>(self: &Rc<Self>, answer: A) -> ServedAnswer<A>
     where
-        A: Future<Output = Response<B>>,
+        A: Future<Output = Response<B>> + Unpin,
     {
-        let answer = Box::pin(answer);
         self.count.set(self.count.get() + 1);
         self.activity.begin_stream();
         let served = ServedStream { of: Rc::clone(self), is_answered: false };
@@ -117,7 +116,7 @@ impl ServedStreams {
 
 /// The answer to one counted stream.
 pub(super) struct ServedAnswer<A> {
-    answer: Pin<Box<A>>,
+    answer: A,
     served: Option<ServedStream>,
     /// True while the first poll is put off.
     yields: bool,
@@ -125,7 +124,7 @@ pub(super) struct ServedAnswer<A> {
 
 impl<A, B> Future for ServedAnswer<A>
 where
-    A: Future<Output = Response<B>>,
+    A: Future<Output = Response<B>> + Unpin,
 {
     type Output = Response<ServedBody<B>>;
 
@@ -136,7 +135,7 @@ where
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let response = ready!(self.answer.as_mut().poll(cx));
+        let response = ready!(Pin::new(&mut self.answer).poll(cx));
         match self.served.take() {
             Some(served) => Poll::Ready(served.answered(response)),
             None => Poll::Pending,
@@ -262,7 +261,7 @@ mod tests {
         // Unanswered streams count as reset: more than allowed.
         drop(serving);
         assert!(streams.flooded().now_or_never().is_some());
-        let served = streams.serve(async { Response::new(Empty::<Bytes>::new()) }).await;
+        let served = streams.serve(std::future::ready(Response::new(Empty::<Bytes>::new()))).await;
         assert_eq!(streams.count.get(), 1, "it counts until its body is dropped");
         drop(served);
         assert_eq!(streams.count.get(), 0);

@@ -4,9 +4,11 @@
 //! Invariants: an answer is rewritten whole or not shown; a rewritten answer is counted in the buffer of
 //! unread answers until its client has read the answer.
 
+use std::future::Future;
+
 use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
-use futures_util::future::{Either, LocalBoxFuture, Ready, ready};
+use futures_util::future::{Either, ready};
 use tokio::time::timeout;
 
 use crate::gateway::call::Call;
@@ -31,7 +33,7 @@ pub fn finish<'c>(
     call: &'c Call<'c>,
     result: PipelineResult,
     rewrite: Option<AnswerRewrite>,
-) -> Either<LocalBoxFuture<'c, Result<PipelineResult, Refusal>>, Ready<Result<PipelineResult, Refusal>>> {
+) -> impl Future<Output = Result<PipelineResult, Refusal>> {
     match rewrite {
         Some(rewrite) => Either::Left(rewritten(call, result, rewrite).boxed_local()),
         None => Either::Right(ready(Ok(result))),
