@@ -59,8 +59,8 @@ impl ServedStreams {
     }
 
     /// Counts a new stream, with its request answered by `answer`. The stream counts until the returned
-    /// future and the response body are dropped. `answer` should be small, as a box: a task's future is copied
-    /// some ten times while the task is spawned.
+    /// future and the response body are dropped. `answer` should be small, as a box: a task's future is
+    /// copied some ten times while the task is spawned.
     pub(super) fn serve<A, B>(self: &Rc<Self>, answer: A) -> ServedAnswer<A>
     where
         A: Future<Output = Response<B>> + Unpin,
