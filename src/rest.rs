@@ -51,7 +51,7 @@ use error_form::{error_json, http_status, stream_error_json};
 use json_reply::append_json_of_message;
 use json_style::{JsonPlace, JsonStyle};
 use message_fields::{MethodMessages, of_method};
-use request_headers::{framing_fault, grpc_headers, is_encoded, status_of};
+use request_headers::{framing_fault, grpc_headers, is_encoded};
 use routes::PathKind;
 use rpc_answer::AnswerBytes;
 use stream_answer::{JsonLines, StreamStart};
@@ -115,14 +115,15 @@ impl RestFace {
         if request.method() == HttpMethod::OPTIONS {
             return http_answer::empty(StatusCode::OK);
         }
-        match PathKind::of_cluster(request.uri().path(), self.form()) {
+        let form = self.form();
+        match PathKind::of_cluster(request.uri().path(), form) {
             PathKind::Route(_) if websocket::is_upgrade(&request) => websocket::accept(self.clone(), request),
             PathKind::Route(method) if request.method() == HttpMethod::POST => match of_method(method.path) {
-                Some(messages) => self.call(method, messages, request).await,
+                Some(messages) => self.call(method, messages, request, form).await,
                 None => http_answer::not_found(),
             },
-            PathKind::Route(_) => self.unrouted(StatusCode::METHOD_NOT_ALLOWED),
-            PathKind::UnknownRoute => self.unrouted(StatusCode::NOT_FOUND),
+            PathKind::Route(_) => unrouted(StatusCode::METHOD_NOT_ALLOWED, form),
+            PathKind::UnknownRoute => unrouted(StatusCode::NOT_FOUND, form),
             PathKind::Page(page) => pages::answer(self, page, &request),
             PathKind::V2 | PathKind::Other => http_answer::not_found(),
         }
@@ -136,40 +137,14 @@ impl RestFace {
         configured.or_else(of_cluster).unwrap_or(JsonGateway::Etcd36)
     }
 
-    /// The answer to a path or an HTTP method without a route.
-    fn unrouted(&self, status: StatusCode) -> Response<AnswerBody> {
-        let (code, text) = match status {
-            StatusCode::NOT_FOUND => (Code::NotFound, "Not Found"),
-            _ => (Code::Unimplemented, "Method Not Allowed"),
-        };
-        match self.form() {
-            JsonGateway::Etcd34 | JsonGateway::Etcd35 => http_answer::text(status, format!("{text}\n")),
-            JsonGateway::Etcd36 => self.refused(&Status { code, message: text.into() }),
-        }
-    }
-
-    /// An error that is the whole answer.
-    fn refused(&self, status: &Status) -> Response<AnswerBody> {
-        let form = self.form();
-        let mut response =
-            http_answer::json(status_of(http_status(status.code, form)), error_json(status, form));
-        if status.code == Code::Unauthenticated
-            && form == JsonGateway::Etcd36
-            && let Ok(text) = HeaderValue::try_from(&*status.message)
-        {
-            response.headers_mut().insert(WWW_AUTHENTICATE, text);
-        }
-        response
-    }
-
     /// Serves a JSON request as a gRPC call.
     async fn call(
         &self,
         method: &'static Method,
         messages: MethodMessages,
         request: Request<ClientBody>,
+        form: JsonGateway,
     ) -> Response<AnswerBody> {
-        let form = self.form();
         let (head, body) = request.into_parts();
         let headers = match grpc_headers(&head.headers) {
             Ok(_) if is_encoded(&head.headers) => Err(encoded_body()),
@@ -177,7 +152,7 @@ impl RestFace {
         };
         let headers = match headers {
             Ok(headers) => headers,
-            Err(status) => return self.refused(&status),
+            Err(status) => return refused(&status, form),
         };
         let fault = DocumentFault::default();
         let mut grpc = Request::new(ClientBody::Made(self.body(method, messages, body, &fault)));
@@ -193,18 +168,18 @@ impl RestFace {
         if method.stream == StreamingSides::Unary {
             return match AnswerBytes::begin(reply).await {
                 Ok(message) => answered(AnswerBody::Message(Box::new(message))),
-                Err(status) => self.refused(&status),
+                Err(status) => refused(&status, form),
             };
         }
         match JsonLines::begin(reply, messages.reply, form).await {
             StreamStart::Lines(lines) => answered(AnswerBody::Lines(lines)),
             StreamStart::Ended(status) if status.is_ok() => http_answer::json(StatusCode::OK, ""),
             // etcd reads the first document before it opens the stream.
-            StreamStart::Ended(status) if fault.was_found() => self.refused(&status),
+            StreamStart::Ended(status) if fault.was_found() => refused(&status, form),
             StreamStart::Ended(status) => {
-                http_answer::json(status_of(http_status(status.code, form)), stream_error_json(&status, form))
+                http_answer::json(http_status(status.code, form), stream_error_json(&status, form))
             }
-            StreamStart::Broken => self.refused(&rpc_answer::without_answer()),
+            StreamStart::Broken => refused(&rpc_answer::without_answer(), form),
         }
     }
 
@@ -251,6 +226,30 @@ impl RestFace {
             "request without gRPC"
         );
     }
+}
+
+/// The answer to a path or an HTTP method without a route.
+fn unrouted(status: StatusCode, form: JsonGateway) -> Response<AnswerBody> {
+    let (code, text) = match status {
+        StatusCode::NOT_FOUND => (Code::NotFound, "Not Found"),
+        _ => (Code::Unimplemented, "Method Not Allowed"),
+    };
+    match form {
+        JsonGateway::Etcd34 | JsonGateway::Etcd35 => http_answer::text(status, format!("{text}\n")),
+        JsonGateway::Etcd36 => refused(&Status { code, message: text.into() }, form),
+    }
+}
+
+/// An error that is the whole answer.
+fn refused(status: &Status, form: JsonGateway) -> Response<AnswerBody> {
+    let mut response = http_answer::json(http_status(status.code, form), error_json(status, form));
+    if status.code == Code::Unauthenticated
+        && form == JsonGateway::Etcd36
+        && let Ok(text) = HeaderValue::try_from(&*status.message)
+    {
+        response.headers_mut().insert(WWW_AUTHENTICATE, text);
+    }
+    response
 }
 
 /// The parts of a request that are counted and logged.

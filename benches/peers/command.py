@@ -23,6 +23,7 @@ def add_options(parser):
     parser.add_argument("--etcd", default="3.5.35")
     parser.add_argument("--absolute", action="store_true")
     parser.add_argument("--profile", default="release")
+    parser.add_argument("--built", type=Path)
 
 
 def one_or_more(known):
@@ -54,7 +55,7 @@ def run(options, connections, work):
         processes = Processes(Path(folder))
         try:
             raise_descriptors(connections)
-            options.folder = programs.build(options.profile)
+            options.folder = options.built or programs.build(options.profile)
             return work(options, processes)
         except (Failed, programs.Missing, subprocess.TimeoutExpired) as fault:
             print(f"{Path(sys.argv[0]).name}: {fault}", file=sys.stderr)

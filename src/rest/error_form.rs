@@ -5,14 +5,15 @@
 //! Invariant: an error has every field that a client of any release line reads: `error` and `message`
 //! have the same text. etcd 3.6 dropped `error`, which broke clients (docs/etcd-facts.md#json).
 
+use http::StatusCode;
 use serde_json::json;
 
 use crate::config::JsonGateway;
 use crate::refusal::{Code, Status};
 
 /// The HTTP status for a gRPC code.
-pub(super) fn http_status(code: Code, form: JsonGateway) -> u16 {
-    match code {
+pub(super) fn http_status(code: Code, form: JsonGateway) -> StatusCode {
+    let number = match code {
         Code::Ok => 200,
         Code::Canceled if form == JsonGateway::Etcd36 => 499,
         Code::Canceled => 408,
@@ -27,7 +28,8 @@ pub(super) fn http_status(code: Code, form: JsonGateway) -> u16 {
         Code::Unimplemented => 501,
         Code::Unavailable => 503,
         Code::Unknown | Code::Internal | Code::DataLoss => 500,
-    }
+    };
+    StatusCode::from_u16(number).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
 /// The JSON of an error that is the whole answer.
@@ -44,8 +46,7 @@ pub(super) fn error_json(status: &Status, form: JsonGateway) -> String {
 /// The JSON of an error that ends a stream.
 pub(super) fn stream_error_json(status: &Status, form: JsonGateway) -> String {
     let (text, code, http) = (json!(status.message), status.code as u8, http_status(status.code, form));
-    let reason = http::StatusCode::from_u16(http).ok().and_then(|status| status.canonical_reason());
-    let reason = json!(reason.unwrap_or_default());
+    let (http, reason) = (http.as_u16(), json!(http.canonical_reason().unwrap_or_default()));
     match form {
         JsonGateway::Etcd34 | JsonGateway::Etcd35 => format!(
             r#"{{"error":{{"grpc_code":{code},"http_code":{http},"message":{text},"http_status":{reason}}}}}"#
@@ -85,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_failed_precondition_is_412_in_the_oldest_line_only() {
-        let of = |form| http_status(Code::FailedPrecondition, form);
+        let of = |form| http_status(Code::FailedPrecondition, form).as_u16();
         assert_eq!(
             [of(JsonGateway::Etcd34), of(JsonGateway::Etcd35), of(JsonGateway::Etcd36)],
             [412, 400, 400]

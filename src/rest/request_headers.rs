@@ -88,11 +88,6 @@ pub(super) fn is_encoded(http: &HeaderMap) -> bool {
     http.get(http::header::CONTENT_ENCODING).is_some_and(|encoding| encoding.as_bytes() != b"identity")
 }
 
-/// The status of HTTP for an answer without gRPC's part.
-pub(super) fn status_of(number: u16) -> StatusCode {
-    StatusCode::from_u16(number).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

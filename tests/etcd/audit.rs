@@ -319,46 +319,67 @@ fn search_names_who_deleted_a_key_by_a_range() {
     });
 }
 
-/// The receiver decodes by OpenTelemetry's published types, and is unavailable for the first requests. A request without an answer
-/// in time is sent again (the machine may be busy), so a line may come once more right behind its request; a change may fail for the
-/// same reason.
-#[test]
-fn a_collector_of_otlp_logs_gets_every_line_of_the_file_in_order() {
+/// A receiver of OTLP logs that decodes by OpenTelemetry's published types, and is unavailable for the first requests.
+struct OtlpReceiver {
+    process: Process,
+    /// The configuration of Keyward's sink.
+    settings: String,
+}
+
+impl OtlpReceiver {
     const AUTHORIZATION: &str = "Bearer 6d1f2a07b9c34e58";
-    const UNAVAILABLE: usize = 2;
-    local(async {
+    /// The requests that the receiver does not take.
+    const UNAVAILABLE: &str = "2";
+
+    async fn start(site: &Site) -> Self {
         let program = built("otlp", &[]);
-        let site = Site::new();
         let pki = Pki::new(&site.file("collector"));
-        let (pair, secret) = (pki.server(), site.write("authorization", AUTHORIZATION));
-        evidence::secret("the collector's authorization", AUTHORIZATION);
+        let (pair, secret) = (pki.server(), site.write("authorization", Self::AUTHORIZATION));
+        evidence::secret("the collector's authorization", Self::AUTHORIZATION);
         let log = site.file("receiver.out");
-        let unavailable = UNAVAILABLE.to_string();
         let arguments: [&OsStr; 8] = [
             "--cert".as_ref(),
             pair.cert.as_ref(),
             "--key".as_ref(),
             pair.key.as_ref(),
             "--authorization".as_ref(),
-            AUTHORIZATION.as_ref(),
+            Self::AUTHORIZATION.as_ref(),
             "--unavailable".as_ref(),
-            unavailable.as_ref(),
+            Self::UNAVAILABLE.as_ref(),
         ];
-        let receiver = Process::start("receiver", &program, arguments, &[], &log);
-        let of_kind = |text: &str, kind: &str| -> Vec<Value> {
-            let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            lines.filter(|line| line["kind"] == kind).collect()
-        };
-        let ready = |text: &str| of_kind(text, "ready").first().and_then(|line| line["port"].as_u64());
-        let port = receiver.wrote(LIMIT, "ready", ready).await;
+        let process = Process::start("receiver", &program, arguments, &[], &log);
+        let ready = |text: &str| Self::of_kind(text, "ready").first().and_then(|line| line["port"].as_u64());
+        let port = process.wrote(LIMIT, "ready", ready).await;
+        let ca = site.file("collector").join("ca.pem");
+        let settings = format!(
+            "[audit.otlp]\nurl = \"https://127.0.0.1:{port}\"\nca = {ca:?}\nauthorization_file = {secret:?}\n"
+        );
+        Self { process, settings }
+    }
 
+    /// The lines of one kind in the receiver's output.
+    fn of_kind(text: &str, kind: &str) -> Vec<Value> {
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.filter(|line| line["kind"] == kind).collect()
+    }
+
+    /// The bodies of the received records.
+    fn bodies(text: &str) -> Vec<String> {
+        let records = Self::of_kind(text, "record").into_iter();
+        records.map(|record| record["body"].as_str().expect("text").to_owned()).collect()
+    }
+}
+
+/// A request without an answer in time is sent again (the machine may be busy), so a line may come once more right behind its
+/// request; a change may fail for the same reason.
+#[test]
+fn a_collector_of_otlp_logs_gets_every_line_of_the_file_in_order() {
+    local(async {
+        let site = Site::new();
+        let receiver = OtlpReceiver::start(&site).await;
         let auth = Auth::On { extra_users: USERS };
         let cluster = Cluster::start(&Version::parse("3.5.35"), Options { auth, ..Options::default() }).await;
-        let text = config(&site, &cluster)
-            + &format!(
-                "[audit.otlp]\nurl = \"https://127.0.0.1:{port}\"\nca = {:?}\nauthorization_file = {secret:?}\n",
-                site.file("collector").join("ca.pem"),
-            );
+        let text = config(&site, &cluster) + &receiver.settings;
         let keyward = Keyward::start(site, &text).await;
         let each = 1 + SHORT / USERS / AT_ONCE / 10;
         let ledger = load(&keyward, 0, each).await;
@@ -366,12 +387,9 @@ fn a_collector_of_otlp_logs_gets_every_line_of_the_file_in_order() {
         assert!(ledger.acknowledged.len() > each * USERS * AT_ONCE / 2, "{failures:?}");
         // At its end Keyward waits for a moment only: what was kept back by the refusals is sent before.
         let changes = ledger.acknowledged.len();
-        let bodies_of = |text: &str| -> Vec<String> {
-            let records = of_kind(text, "record").into_iter();
-            records.map(|record| record["body"].as_str().expect("text").to_owned()).collect()
-        };
-        let all = |text: &str| (BTreeSet::from_iter(bodies_of(text)).len() >= changes).then_some(());
-        receiver.wrote(LIMIT, "every change", all).await;
+        let all =
+            |text: &str| (BTreeSet::from_iter(OtlpReceiver::bodies(text)).len() >= changes).then_some(());
+        receiver.process.wrote(LIMIT, "every change", all).await;
         let (exit, site) = keyward.terminate().await;
         assert!(exit.success());
 
@@ -381,12 +399,13 @@ fn a_collector_of_otlp_logs_gets_every_line_of_the_file_in_order() {
                 fs::read_to_string(file).expect("UTF-8").lines().map(str::to_owned).collect::<Vec<_>>()
             })
             .collect();
-        let written = |text: &str| (bodies_of(text).last() == lines.last()).then(|| text.to_owned());
-        let said = receiver.wrote(LIMIT, "every line", written).await;
-        assert_eq!(of_kind(&said, "refused"), [] as [Value; 0]);
-        assert_eq!(of_kind(&said, "unavailable").len(), UNAVAILABLE);
-        let received = of_kind(&said, "record");
-        let bodies = bodies_of(&said);
+        let written =
+            |text: &str| (OtlpReceiver::bodies(text).last() == lines.last()).then(|| text.to_owned());
+        let said = receiver.process.wrote(LIMIT, "every line", written).await;
+        assert_eq!(OtlpReceiver::of_kind(&said, "refused"), [] as [Value; 0]);
+        assert_eq!(OtlpReceiver::of_kind(&said, "unavailable").len().to_string(), OtlpReceiver::UNAVAILABLE);
+        let received = OtlpReceiver::of_kind(&said, "record");
+        let bodies = OtlpReceiver::bodies(&said);
         let bodies: Vec<_> = bodies.iter().map(String::as_str).collect();
         let (in_order, repeated) = without_repetitions(&bodies);
         assert_eq!(in_order, lines, "the chain, in its order");
