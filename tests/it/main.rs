@@ -114,6 +114,8 @@ mod reset_floods;
 #[cfg(test)]
 mod rest;
 #[cfg(test)]
+mod rest_http2;
+#[cfg(test)]
 mod rest_streams;
 #[cfg(test)]
 mod rest_websockets;
