@@ -14,12 +14,13 @@ pub mod policy_learning;
 mod protection;
 mod published_rules;
 pub mod shard_service;
+mod shard_watchdog;
 
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -31,6 +32,7 @@ use self::listeners::Listeners;
 use self::protection::control_shedding;
 use self::published_rules::{PublishedRules, RulesAtStart};
 use self::shard_service::{ShardParts, ShardService};
+use self::shard_watchdog::watch_shards;
 use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
 use crate::admin::socket::{self, AdminCommandService};
@@ -63,9 +65,6 @@ use crate::telemetry::single_label::one;
 use crate::upstream::certificate_pool::CertificatePool;
 use crate::upstream::peer_urls::{MintingCaTrusted, PeerTrustCheck};
 use crate::usage::register::UsageRegister;
-
-/// A shard without a heartbeat for this long is stuck.
-const STUCK: Duration = Duration::from_secs(1);
 
 /// Time limit for pending file operations and final reports at the end.
 const LAST: Duration = Duration::from_secs(1);
@@ -141,7 +140,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), ServeError> {
     tasks.spawn("log records left out", left_out).detach();
     let (shards, intakes) = start_shards(parts)?;
     let hearts = shards.iter().map(Shard::beats).collect();
-    tasks.spawn("shard watchdog", watchdog(hearts, Arc::clone(&running.shards_alive))).detach();
+    tasks.spawn("shard watchdog", watch_shards(hearts, Arc::clone(&running.shards_alive))).detach();
     let readiness = Arc::clone(&running.admin.state).publish_readiness(running.ready.clone());
     tasks.spawn("readiness", readiness).detach();
     open_admin(&config, &running.admin, &tasks).await?;
@@ -529,27 +528,6 @@ fn follow_members(members: MembersHandle, reset: ClusterReset, metrics: Arc<Metr
         }
     };
     tasks.spawn("follow members", follow).detach();
-}
-
-/// Detects a stuck or dead shard.
-async fn watchdog(hearts: Vec<Arc<AtomicU64>>, healthy: Arc<AtomicBool>) {
-    let mut turns = tokio::time::interval(STUCK);
-    let beats = || hearts.iter().map(|heart| heart.load(Ordering::Relaxed)).collect::<Vec<_>>();
-    turns.tick().await;
-    let mut last = beats();
-    loop {
-        turns.tick().await;
-        let now = beats();
-        let alive = last.iter().zip(&now).all(|(last, now)| last != now);
-        if healthy.swap(alive, Ordering::Relaxed) != alive {
-            if alive {
-                tracing::info!("all shards turn again");
-            } else {
-                tracing::error!("a shard is stuck or gone");
-            }
-        }
-        last = now;
-    }
 }
 
 async fn drain_and_join(

@@ -22,7 +22,7 @@ use crate::gateway::call::Call;
 use crate::gateway::login::authenticate;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::reply::{self, DownstreamResponse};
-use crate::gateway::rewritten_answer::{self, AnswerRewrite};
+use crate::gateway::rewritten_answer::{AnswerRewrite, rewritten};
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::{
     ClientConnection, Gateway, audited_request, blocking_calls, defragment, forward, health, pass_through,
@@ -56,7 +56,15 @@ pub fn serve(
         }
         let deadline = call.deadline;
         let handled = handled(&call, path.as_ref(), body);
-        let handled = handled.and_then(|result| rewritten_answer::finish(&call, result, rewrite));
+        let handled = match rewrite {
+            None => Either::Left(handled),
+            Some(rewrite) => {
+                let call = &call;
+                let rewritten = handled.and_then(move |result| rewritten(call, result, rewrite));
+                // Boxed: a call of gRPC does not pay for it.
+                Either::Right(rewritten.boxed_local())
+            }
+        };
         let handled = handled.or_else(|refusal| usage_limits::in_time(&call, refusal));
         let outcome = guarded(&gateway.metrics, deadline, pin!(handled)).await;
         match outcome {

@@ -4,11 +4,7 @@
 //! Invariants: an answer is rewritten whole or not shown; a rewritten answer is counted in the buffer of
 //! unread answers until its client has read the answer.
 
-use std::future::Future;
-
 use bytes::{Bytes, BytesMut};
-use futures_util::FutureExt as _;
-use futures_util::future::{Either, ready};
 use tokio::time::timeout;
 
 use crate::gateway::call::Call;
@@ -27,25 +23,12 @@ pub type AnswerRewrite = fn(&'static Method, &[u8], &mut BytesMut) -> bool;
 /// An answer held whole, and its rewritten form of about twice the size.
 const COPIES: usize = 3;
 
-/// The handler's result with its message rewritten, if the client reads another form. Boxed: a client of
-/// gRPC has no rewritten answers.
-pub fn finish<'c>(
-    call: &'c Call<'c>,
-    result: PipelineResult,
-    rewrite: Option<AnswerRewrite>,
-) -> impl Future<Output = Result<PipelineResult, Refusal>> {
-    match rewrite {
-        Some(rewrite) => Either::Left(rewritten(call, result, rewrite).boxed_local()),
-        None => Either::Right(ready(Ok(result))),
-    }
-}
-
 /// Rewrites the message of a unary answer; the prefix before the rewritten message stays gRPC's. Streams and
 /// refusals stay as they are.
 ///
 /// # Errors
 /// The answer is too large to be held whole, breaks off, or cannot be read.
-async fn rewritten(
+pub async fn rewritten(
     call: &Call<'_>,
     result: PipelineResult,
     rewrite: AnswerRewrite,

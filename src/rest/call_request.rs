@@ -13,6 +13,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
+use zeroize::Zeroize as _;
 
 use super::json_documents::JsonDocuments;
 use super::json_fault::JsonFault;
@@ -120,7 +121,10 @@ impl StreamJson {
 
 /// A gRPC frame with the message of a JSON document.
 fn frame_of(document: &[u8], message: &'static MessageFields) -> Result<Bytes, JsonFault> {
-    message_of_json(document, message).map(|message| frame::encode(&message))
+    let mut message = message_of_json(document, message)?;
+    let framed = frame::encode(&message);
+    message.as_mut().zeroize();
+    Ok(framed)
 }
 
 type BodyFrame = Option<Result<Frame<Bytes>, ClientBodyError>>;
@@ -147,8 +151,10 @@ impl Body for UnaryJson {
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => {
                     this.is_over = true;
-                    let document = std::mem::take(&mut this.document);
+                    let mut document = std::mem::take(&mut this.document);
                     let framed = frame_of(&document, this.message);
+                    // The document of a login holds a password.
+                    document.as_mut().zeroize();
                     drop(document);
                     this.held.shrink(0);
                     return match framed {
