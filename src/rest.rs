@@ -124,7 +124,7 @@ impl RestFace {
             },
             PathKind::Route(_) => unrouted(StatusCode::METHOD_NOT_ALLOWED, form),
             PathKind::UnknownRoute => unrouted(StatusCode::NOT_FOUND, form),
-            PathKind::Page(page) => pages::answer(self, page, &request),
+            PathKind::Page(page) => pages::answer(self, page, &request, form),
             PathKind::V2 | PathKind::Other => http_answer::not_found(),
         }
     }

@@ -22,7 +22,12 @@ use crate::members::version::Version;
 const ALARMS: [(&str, &str); 2] = [("NOSPACE", "ALARM NOSPACE"), ("CORRUPT", "ALARM CORRUPT")];
 
 /// Answers a request for a page.
-pub(super) fn answer(face: &RestFace, page: Page, request: &Request<ClientBody>) -> Response<AnswerBody> {
+pub(super) fn answer(
+    face: &RestFace,
+    page: Page,
+    request: &Request<ClientBody>,
+    form: JsonGateway,
+) -> Response<AnswerBody> {
     if page == Page::Metrics {
         return metrics(face);
     }
@@ -33,7 +38,7 @@ pub(super) fn answer(face: &RestFace, page: Page, request: &Request<ClientBody>)
     let query = request.uri().query().unwrap_or_default();
     match page {
         Page::Version => version(&members),
-        Page::Health => health(&members, query, face.form()),
+        Page::Health => health(&members, query, form),
         Page::Livez => checks(&members, &LIVEZ, "/livez", request.uri().path(), query),
         Page::Readyz | Page::Metrics => checks(&members, &READYZ, "/readyz", request.uri().path(), query),
     }

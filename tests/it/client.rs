@@ -75,6 +75,11 @@ impl Client {
         Self { send, connection, headers: self.headers.clone() }
     }
 
+    /// The sending half of the connection, for requests that are not gRPC. It ends with the last handle.
+    pub(crate) fn sender(&self) -> SendRequest<Bytes> {
+        self.send.clone()
+    }
+
     /// Whether the connection has ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.connection.is_finished()

@@ -2,44 +2,29 @@
 //! client has ended its half, and a reset ends the watch at the member.
 
 use bytes::Bytes;
-use h2::client::{ResponseFuture, SendRequest};
-use h2::{Reason, RecvStream, SendStream, client};
+use h2::client::ResponseFuture;
+use h2::{Reason, RecvStream, SendStream};
 use http::{Request, Response};
-use keyward::tasks::TaskHandle;
 use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::member::Call;
-use crate::rig::{Keyward, one_member, paused, settled};
+use crate::rig::{one_member, paused, settled};
 use crate::words::{RANGE, WATCH, create_of, created, event, range, ranged, ranged_value};
 
 const CREATE: &str = r#"{"create_request":{"key":"aw==","start_revision":"10"}}"#;
 
-/// One connection, for JSON.
-struct JsonClient {
-    send: SendRequest<Bytes>,
-    _connection: TaskHandle,
-}
-
-impl JsonClient {
-    async fn of(keyward: &Keyward) -> Self {
-        let (send, connection) = client::handshake(keyward.connect()).await.expect("an HTTP/2 connection");
-        let drive = async move { drop(connection.await) };
-        Self { send, _connection: keyward.tasks.spawn("client connection of the test", drive) }
-    }
-
-    /// Begins a request with a body.
-    async fn post(&self, path: &str, body: &str, ends: bool) -> (ResponseFuture, SendStream<Bytes>) {
-        let mut send = self.send.clone().ready().await.expect("a stream");
-        let request = Request::post(format!("http://keyward.test{path}"))
-            .version(http::Version::HTTP_2)
-            .header("content-type", "application/json")
-            .body(())
-            .expect("a request");
-        let (response, mut body_of) = send.send_request(request, false).expect("sent");
-        body_of.send_data(Bytes::copy_from_slice(body.as_bytes()), ends).expect("sent");
-        (response, body_of)
-    }
+/// Begins a JSON request on the connection of a gRPC client.
+async fn post(client: &Client, path: &str, body: &str, ends: bool) -> (ResponseFuture, SendStream<Bytes>) {
+    let mut send = client.sender().ready().await.expect("a stream");
+    let request = Request::post(format!("http://keyward.test{path}"))
+        .version(http::Version::HTTP_2)
+        .header("content-type", "application/json")
+        .body(())
+        .expect("a request");
+    let (response, mut body_of) = send.send_request(request, false).expect("sent");
+    body_of.send_data(Bytes::copy_from_slice(body.as_bytes()), ends).expect("sent");
+    (response, body_of)
 }
 
 /// The next line of a stream; `None` at its end.
@@ -68,8 +53,8 @@ async fn accept(call: &mut Call) -> i64 {
 fn the_content_type_divides_json_from_grpc_on_one_connection() {
     paused(async {
         let (member, keyward) = one_member();
-        let client = JsonClient::of(&keyward).await;
-        let (response, _) = client.post("/v3/kv/range", r#"{"key":"aw=="}"#, true).await;
+        let client = keyward.client().await;
+        let (response, _) = post(&client, "/v3/kv/range", r#"{"key":"aw=="}"#, true).await;
         member.called(RANGE).await.reply(&ranged_value(2)).await;
         let response = response.await.expect("an answer");
         assert_eq!(
@@ -78,19 +63,18 @@ fn the_content_type_divides_json_from_grpc_on_one_connection() {
         );
         assert_eq!(whole(response).await["kvs"], json!([{"key": "aw==", "value": "Bwc="}]));
 
-        let (response, _) = client.post("/v3/kv/range", r#"{"key":1}"#, true).await;
+        let (response, _) = post(&client, "/v3/kv/range", r#"{"key":1}"#, true).await;
         let response = response.await.expect("an answer");
         assert_eq!(response.status(), 400);
         assert_eq!(whole(response).await["code"], json!(3));
         // The path of gRPC with JSON in the body is no call.
-        let (response, _) = client.post(RANGE, "{}", true).await;
+        let (response, _) = post(&client, RANGE, "{}", true).await;
         assert_eq!(response.await.expect("an answer").status(), 404);
         settled().await;
         assert!(member.was_called_again().is_none());
 
-        let grpc = Client::over(keyward.connect(), &keyward.tasks).await;
         let served = async { member.called(RANGE).await.reply(&ranged(7)).await };
-        let (outcome, ()) = tokio::join!(grpc.call(RANGE, range("k")), served);
+        let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), served);
         assert_eq!(outcome.messages, [ranged(7)]);
     });
 }
@@ -99,9 +83,9 @@ fn the_content_type_divides_json_from_grpc_on_one_connection() {
 fn a_watch_goes_on_with_and_without_the_clients_half() {
     paused(async {
         let (member, keyward) = one_member();
-        let client = JsonClient::of(&keyward).await;
+        let client = keyward.client().await;
         for ends in [true, false] {
-            let (response, half) = client.post("/v3/watch", CREATE, ends).await;
+            let (response, mut half) = post(&client, "/v3/watch", CREATE, ends).await;
             let mut call = member.called(WATCH).await;
             let id = accept(&mut call).await;
             let response = response.await.expect("an answer");
@@ -115,7 +99,6 @@ fn a_watch_goes_on_with_and_without_the_clients_half() {
                 assert_eq!(told["result"]["events"][0]["kv"]["mod_revision"], expected, "ends: {ends}");
             }
             assert_eq!(keyward.metrics.streams_open.get(), 1);
-            let mut half = half;
             if !ends {
                 half.send_reset(Reason::CANCEL);
             }
