@@ -5,6 +5,7 @@
 //! connection is accepted before all parts are running; a drain first reports "not ready", then stops
 //! accepting, then lets open calls finish, within its limits; a second signal ends the process at once.
 
+mod admin_interfaces;
 pub mod audit_files;
 mod cluster_reset;
 pub mod hash_password;
@@ -27,18 +28,18 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::admin_interfaces::{admin_commands, open_admin};
 use self::cluster_reset::ClusterReset;
 use self::listeners::Listeners;
 use self::protection::control_shedding;
 use self::published_rules::{PublishedRules, RulesAtStart};
 use self::shard_service::{ShardParts, ShardService};
 use self::shard_watchdog::watch_shards;
-use crate::admin::doctor::Doctor;
 use crate::admin::drain::{Exit, Stage};
-use crate::admin::socket::{self, AdminCommandService};
-use crate::admin::{self, AdminState};
+use crate::admin::socket::AdminCommandService;
 use crate::audit::log::{AuditCloseGuard, AuditLog};
 use crate::audit::recorder::AuditStartError;
+use crate::config::reload_request::{ReloadRequestReceiver, reload_requests};
 use crate::config::{self, Config};
 use crate::credentials::{CredentialSettings, Credentials, MetricsPages, UsersError};
 use crate::dial::connect::Connector;
@@ -52,7 +53,6 @@ use crate::gateway::login::service::LoginService;
 use crate::members::discovery::{Members, ProbeLogin, SeedList};
 use crate::members::membership::{ControlChannels, MembersHandle};
 use crate::own_keys::OwnKeysUpstream;
-use crate::policy_store::PolicyRegister;
 use crate::published::Published;
 use crate::reload::{self, Reload, ReloadCheck, ReloadPart, ReloadPartName};
 use crate::revocation::{RevocationRegister, StateFileError};
@@ -151,7 +151,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), ServeError> {
     let waiting = Arc::clone(&running.admin.doctor.pending_restart);
     let changing = running.reload_parts(&listeners);
     let reload = Reload::new(path, &config, trials, changing, waiting, Arc::clone(metrics));
-    tasks.spawn("reload", reload.run()).detach();
+    tasks.spawn("reload", reload.run(running.reload_requests)).detach();
 
     let (refused, further) = tokio::select! {
         () = signals.next() => (None, 1),
@@ -184,6 +184,8 @@ pub struct Running {
     pub drain: watch::Sender<Option<Instant>>,
     /// The stages of the end.
     pub exit: Arc<Exit>,
+    /// Requests of operators, for [`Reload::run`].
+    reload_requests: ReloadRequestReceiver,
     /// False while a shard is stuck.
     shards_alive: Arc<AtomicBool>,
     probe: ProbeLogin,
@@ -263,17 +265,19 @@ pub fn build(
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
     let figures = parts.metrics.connection_figures.clone();
     let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
-    let admin =
-        Arc::new(admin_commands(&parts, &pages, &connections, (register, policy), &shards_alive, &exit));
+    let (reload, reload_requests) = reload_requests();
+    let registers = (register, policy);
+    let admin = admin_commands(&parts, &pages, &connections, registers, reload, &shards_alive, &exit);
     Ok(Running {
         parts,
         upstream,
         pages,
-        admin,
+        admin: Arc::new(admin),
         connections,
         ready,
         drain,
         exit,
+        reload_requests,
         shards_alive,
         probe,
         seeds,
@@ -327,6 +331,7 @@ impl Running {
             ReloadPartName::Seeds => ReloadPart::seeds(self.seeds.clone()),
             ReloadPartName::InForce => ReloadPart::in_force(Arc::clone(&parts.config)),
             ReloadPartName::Listeners => listeners.part(),
+            ReloadPartName::LogLevel => ReloadPart::log_level(),
         };
         ReloadPartName::ALL.map(part).into()
     }
@@ -384,61 +389,10 @@ impl Signals {
     }
 }
 
-/// Builds the commands and the state of the admin interfaces.
-fn admin_commands(
-    parts: &ShardParts,
-    pages: &MetricsPages,
-    connections: &Arc<ConnectionTable>,
-    (register, policy): (RevocationRegister, Option<PolicyRegister>),
-    shards_alive: &Arc<AtomicBool>,
-    exit: &Arc<Exit>,
-) -> AdminCommandService {
-    let state = AdminState::new(
-        parts.members.clone(),
-        Arc::clone(&parts.credentials),
-        Arc::clone(&parts.sealer),
-        (register.clone(), policy.clone()),
-        Arc::clone(&parts.metrics),
-        Arc::clone(shards_alive),
-        Arc::clone(exit),
-    );
-    let doctor = Doctor {
-        config: Arc::clone(&parts.config),
-        connections: Arc::clone(connections),
-        usage: Arc::clone(&parts.usage),
-        pending_restart: Arc::new(Published::new(Vec::new())),
-        members: parts.members.clone(),
-        pages: pages.clone(),
-        register: register.clone(),
-        policy: policy.clone(),
-        credentials: Arc::clone(&parts.credentials),
-    };
-    let (sealer, audit) = (Arc::clone(&parts.sealer), parts.audit.clone());
-    AdminCommandService { register, policy, sealer, state: Arc::new(state), doctor, audit }
-}
-
 /// Builds the check of the members' peer URLs.
 fn peer_trust(config: &Config, parts: &ShardParts) -> Arc<PeerTrustCheck> {
     let (connector, members) = (parts.connector.clone(), parts.members.clone());
     Arc::new(PeerTrustCheck::new(&config.cluster, connector, members, Arc::clone(&parts.credentials)))
-}
-
-/// Opens the admin address for monitoring, and the admin socket for commands from this machine.
-async fn open_admin(
-    config: &Config,
-    commands: &Arc<AdminCommandService>,
-    tasks: &Tasks,
-) -> Result<(), ServeError> {
-    let unbound = |address: String| move |source| ServeError::Bind { address, source };
-    let address = config.admin.address;
-    let bound = admin::bind(address).await.map_err(unbound(address.to_string()))?;
-    tasks.spawn("admin", admin::serve(bound, Arc::clone(&commands.state), tasks.clone())).detach();
-    if let Some(path) = &config.admin.socket {
-        let bound = socket::bind(path).map_err(unbound(path.display().to_string()))?;
-        let serve = socket::serve(bound, path.as_path().into(), Arc::clone(commands), tasks.clone());
-        tasks.spawn("admin socket", serve).detach();
-    }
-    Ok(())
 }
 
 fn certificate_pool(config: &Config, metrics: &Arc<Metrics>) -> Arc<CertificatePool> {

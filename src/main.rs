@@ -2,12 +2,12 @@
 //! Keyward, `--version`.
 //!
 //! Owns: arguments, printed output, exit codes: 0; 1 (failed while running, without any change; `status`:
-//! not serving; `audit verify`: a bad file; `policy test`: another verdict; `policy explain`: refused;
-//! `policy diff`: a difference; `doctor`: warnings; `drain`: connections were cut); 2 (`doctor`: errors);
-//! 64 (unusable command line or configuration); 69 (`doctor`, `drain`: no process listens on the socket); 74
-//! (in force on this replica, but not persisted); 75 (unknown outcome: the command may be repeated; after
-//! `policy apply`, `policy rollback` and `grant` look first). Must not know: the implementation of a
-//! command. Invariant: an answer goes to stdout, an error to stderr.
+//! not serving; `reload`: refused because of faults; `audit verify`: a bad file; `policy test`: another
+//! verdict; `policy explain`: refused; `policy diff`: a difference; `doctor`: warnings; `drain`: connections
+//! were cut); 2 (`doctor`: errors); 64 (unusable command line or configuration); 69 (no process answers at
+//! the admin socket, so no command was sent); 74 (in force on this replica, but not persisted); 75 (unknown
+//! outcome: the command may be repeated; after `policy apply`, `policy rollback` and `grant` look first).
+//! Must not know: the implementation of a command. Invariant: an answer goes to stdout, an error to stderr.
 
 #[path = "main/policy_file_commands.rs"]
 mod policy_file_commands;
@@ -29,7 +29,7 @@ use keyward::app::{self, audit_files};
 use keyward::audit::head_signature;
 use keyward::audit::record::Timestamp;
 use keyward::audit::search::{AuditSearch, FoundRecord};
-use keyward::config::{self, Config, ConfigFaults, ConfigWarning};
+use keyward::config::{self, Config, ConfigFaults, ConfigWarning, DEFAULT_ADMIN_SOCKET};
 use keyward::telemetry;
 use serde::Serialize;
 
@@ -101,7 +101,8 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Reports the status of one replica and of the members. Exit code 0 if serving, else 1.
+    /// Reports the status of one replica and of the members. Exit code 0 if serving, 1 if not, 69 if no
+    /// process answers.
     Status {
         #[command(flatten)]
         as_what: OutputArgs,
@@ -109,7 +110,7 @@ enum Command {
         at: AdminSocketArgs,
     },
     /// Looks for faults, and names their remedies. Exit code 0 without findings, 1 for warnings, 2 for
-    /// errors.
+    /// errors, 69 if no process answers.
     Doctor {
         #[command(flatten)]
         as_what: OutputArgs,
@@ -135,8 +136,22 @@ enum Command {
         #[command(subcommand)]
         command: AuditCommand,
     },
+    /// Reloads the configuration of one replica, and prints the changes, or all faults. Exit code 0 if the
+    /// configuration is in force, 1 if a fault left everything unchanged, 69 if no process answers.
+    Reload {
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
+    /// Changes the log level of one replica until its next reload or restart, and prints the former level.
+    LogLevel {
+        /// off, error, warn, info, debug or trace; then levels of single modules, if any:
+        /// info,watch=debug,upstream::pool=trace.
+        level: String,
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
     /// Drains and ends one replica as by SIGTERM, and waits for its end. Exit code 0 if no open connection
-    /// was cut, else 1.
+    /// was cut, else 1; 69 if no process answers.
     Drain {
         #[command(flatten)]
         at: AdminSocketArgs,
@@ -196,10 +211,10 @@ enum AuditCommand {
 /// The admin socket of a running Keyward.
 #[derive(Args)]
 struct AdminSocketArgs {
-    /// The admin socket.
+    /// The admin socket. Default: admin.socket of the configuration, else /run/keyward/admin.sock.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// The configuration naming the socket (admin.socket).
+    /// The configuration naming the socket (admin.socket); no other key is read.
     #[arg(long, env = "KEYWARD_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -253,6 +268,8 @@ fn main() -> ExitCode {
         Command::Grant(grant) => grant.run(),
         Command::Ungrant(grant) => grant.run(),
         Command::Grants { at } => stored_policy_commands::list_grants(at),
+        Command::Reload { at } => ask(at, &Ask::Reload {}),
+        Command::LogLevel { level, at } => ask(at, &Ask::LogLevel { filter: level }),
         Command::Drain { at } => drain(at),
         Command::Audit { command } => audit(command),
     }
@@ -304,23 +321,22 @@ impl AdminSocketArgs {
             (None, Some(file)) => {
                 config::admin_socket(&file).map_err(|none| fail(&none.to_string(), ExitCode::from(UNUSABLE)))
             }
-            (None, None) => Err(fail("--socket or --config is needed", ExitCode::from(UNUSABLE))),
+            (None, None) => Ok(DEFAULT_ADMIN_SOCKET.into()),
         }
     }
 }
 
-/// Sends a command to a running Keyward. Returns the exit code upon a refusal; `unreachable` is the exit code
-/// if no process answers.
-fn send_command_or_exit(
-    at: AdminSocketArgs,
-    question: &Ask,
-    unreachable: u8,
-) -> Result<AdminAnswer, ExitCode> {
+/// Sends a command to a running Keyward. Returns the exit code upon a refusal, or if no process answers.
+fn send_command_or_exit(at: AdminSocketArgs, question: &Ask) -> Result<AdminAnswer, ExitCode> {
     let socket = at.socket()?;
     match socket::send_command(&socket, question) {
         Ok(answer) => not_refused(answer),
-        Err(error) => Err(fail(&format!("{}: {error}", socket.display()), ExitCode::from(unreachable))),
+        Err(error) => Err(no_process(&socket, &error)),
     }
+}
+
+fn no_process(socket: &Path, error: &io::Error) -> ExitCode {
+    fail(&format!("{}: {error}", socket.display()), ExitCode::from(UNREACHABLE))
 }
 
 fn not_refused(answer: AdminAnswer) -> Result<AdminAnswer, ExitCode> {
@@ -333,7 +349,7 @@ fn not_refused(answer: AdminAnswer) -> Result<AdminAnswer, ExitCode> {
 }
 
 fn ask(at: AdminSocketArgs, question: &Ask) -> ExitCode {
-    match send_command_or_exit(at, question, 1) {
+    match send_command_or_exit(at, question) {
         Ok(AdminAnswer::Done(said)) => finish(writeln!(io::stdout(), "{said}"), ExitCode::SUCCESS),
         Ok(AdminAnswer::Sessions(listing)) => finish(write!(io::stdout(), "{listing}"), ExitCode::SUCCESS),
         Ok(_) => unexpected_answer(),
@@ -342,7 +358,7 @@ fn ask(at: AdminSocketArgs, question: &Ask) -> ExitCode {
 }
 
 fn status(at: AdminSocketArgs, form: OutputForm) -> ExitCode {
-    match send_command_or_exit(at, &Ask::Status {}, 1) {
+    match send_command_or_exit(at, &Ask::Status {}) {
         Ok(AdminAnswer::Status(status)) => {
             let code = match status.replica.state {
                 ReplicaState::Serving | ReplicaState::Degraded => ExitCode::SUCCESS,
@@ -356,7 +372,7 @@ fn status(at: AdminSocketArgs, form: OutputForm) -> ExitCode {
 }
 
 fn doctor(at: AdminSocketArgs, form: OutputForm) -> ExitCode {
-    match send_command_or_exit(at, &Ask::Doctor {}, UNREACHABLE) {
+    match send_command_or_exit(at, &Ask::Doctor {}) {
         Ok(AdminAnswer::Doctor(report)) => {
             let code = match report.worst() {
                 None => ExitCode::SUCCESS,
@@ -387,7 +403,7 @@ fn drain(at: AdminSocketArgs) -> ExitCode {
     let ended = match socket::drain(&socket, tell) {
         Ok(Ok(last)) => last,
         Ok(Err(answer)) => return not_refused(answer).map_or_else(|code| code, |_| unexpected_answer()),
-        Err(error) => return fail(&format!("{}: {error}", socket.display()), ExitCode::from(UNREACHABLE)),
+        Err(error) => return no_process(&socket, &error),
     };
     match ended {
         Progress { phase: Phase::Ended, cut: 0, .. } => finish(printed, ExitCode::SUCCESS),

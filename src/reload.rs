@@ -1,4 +1,5 @@
-//! Reload of the configuration: at SIGHUP, and after a change of any file named in the configuration.
+//! Reload of the configuration: at SIGHUP, at `keyward reload`, and after a change of any file named in the
+//! configuration.
 //!
 //! Owns: the triggers, and the order: read everything, prepare every part, publish every part. Must not know:
 //! the content of a [`ReloadPart`], the data path's sockets.
@@ -20,6 +21,7 @@ use futures_util::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::config::reload_request::{AppliedReload, ReloadOutcome, ReloadRequestReceiver};
 use crate::config::{self, Config, ConfigFaults, ConfigWarning};
 use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
@@ -108,8 +110,8 @@ impl Reload {
         Self { path, current: started.clone(), waiting, trials, parts, metrics }
     }
 
-    /// Waits for triggers and reloads, for ever.
-    pub async fn run(mut self) {
+    /// Waits for triggers and reloads, for ever. Answers each of `requests` with the outcome.
+    pub async fn run(mut self, mut requests: ReloadRequestReceiver) {
         let mut hangups = match signal(SignalKind::hangup()) {
             Ok(hangups) => hangups,
             Err(error) => return tracing::error!(%error, "SIGHUP cannot be received; reload is off"),
@@ -118,22 +120,31 @@ impl Reload {
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut watched = WatchedFiles::new(self.print().await);
         loop {
-            // Both arms are cancel-safe.
+            let mut request = None;
+            // Every arm is cancel-safe.
             let asked = tokio::select! {
                 hangup = hangups.recv() => match hangup {
                     Some(()) => true,
                     None => return,
                 },
+                Some(received) = requests.recv() => {
+                    request = Some(received);
+                    true
+                }
                 _ = looks.tick() => false,
             };
             let print = self.print().await;
             if watched.is_due(&print) || asked {
                 // The state before the reading: a file changed meanwhile is read again.
                 watched.loaded(print);
-                if self.read_again().await {
+                let outcome = self.read_again().await;
+                if outcome.is_applied() {
                     // The new configuration may name different files.
                     let named = self.print().await;
                     watched.take_new_files(named);
+                }
+                if let Some(request) = request {
+                    request.answer(outcome);
                 }
             }
         }
@@ -147,25 +158,32 @@ impl Reload {
         tokio::task::spawn_blocking(move || FileSetFingerprint::of(names)).await.unwrap_or_default()
     }
 
-    /// Reloads at once. Returns true if the configuration read is now in force.
-    pub(crate) async fn read_again(&mut self) -> bool {
-        let published = match self.read().await {
+    /// Reloads at once.
+    pub(crate) async fn read_again(&mut self) -> ReloadOutcome {
+        let outcome = match self.read().await {
             Ok((config, warnings)) => {
-                for warning in warnings {
-                    tracing::warn!(%warning, "configuration");
+                let warnings: Vec<String> = warnings.iter().map(ConfigWarning::to_string).collect();
+                for warning in &warnings {
+                    tracing::warn!(warning, "configuration");
                 }
-                self.publish(config).await
+                let published = self.publish(config).await.map_err(|fault| vec![fault]);
+                published.map(|applied| AppliedReload { warnings, ..applied })
+            }
+            Err(faults) => Err(faults.iter().map(ToString::to_string).collect()),
+        };
+        match outcome {
+            Ok(applied) => {
+                self.metrics.reloads.inc();
+                ReloadOutcome::Applied(applied)
             }
             Err(faults) => {
-                for fault in faults.iter() {
-                    tracing::error!(%fault, "configuration not reloaded");
+                for fault in &faults {
+                    tracing::error!(fault, "configuration not reloaded");
                 }
-                false
+                self.metrics.reloads_refused.inc();
+                ReloadOutcome::Refused(faults)
             }
-        };
-        let counter = if published { &self.metrics.reloads } else { &self.metrics.reloads_refused };
-        counter.inc();
-        published
+        }
     }
 
     /// Reads on a blocking thread: a hanging file system must not block revocations, logins and probes on the
@@ -180,40 +198,33 @@ impl Reload {
         }
     }
 
-    async fn publish(&mut self, read: Config) -> bool {
+    /// Publishes every part, or none: returns the fault that keeps all parts unchanged.
+    async fn publish(&mut self, read: Config) -> Result<AppliedReload, String> {
         let config = restart::in_force(&self.current, read.clone());
         for trial in &self.trials {
-            if let Err(fault) = (trial.run)(&config).await {
-                tracing::error!(%fault, "configuration not reloaded");
-                return false;
-            }
+            (trial.run)(&config).await?;
         }
         let prepared = self.parts.iter().map(|part| (part.prepare)(&self.current, &config));
-        let ready: Vec<Option<PreparedPart>> = match prepared.collect() {
-            Ok(ready) => ready,
-            Err(fault) => {
-                tracing::error!(%fault, "configuration not reloaded");
-                return false;
-            }
-        };
-        let mut changed = 0;
+        let ready: Vec<Option<PreparedPart>> = prepared.collect::<Result<_, _>>()?;
+        let mut applied = AppliedReload::default();
         for PreparedPart { changes, publish } in ready.into_iter().flatten() {
             publish();
             for change in changes {
-                tracing::info!(%change, "configuration reloaded");
-                changed += 1;
+                tracing::info!(change, "configuration reloaded");
+                applied.changes.push(change);
             }
         }
-        if changed == 0 {
+        if applied.changes.is_empty() {
             tracing::info!("configuration read again: nothing has changed that can change while running");
         }
         let waiting = key_table::changed(TakesEffect::Restart, &config, &read);
         for section in &waiting {
             tracing::warn!(section, "changed in the file; takes effect at the next start");
         }
+        applied.waiting = waiting.iter().map(ToString::to_string).collect();
         self.waiting.publish(waiting);
         self.current = config;
-        true
+        Ok(applied)
     }
 }
 
@@ -274,19 +285,19 @@ mod tests {
         });
         let mut reload = reload(&path, vec![other, noting(&published)]);
         configuration(&path, "two").unwrap();
-        assert!(reload.read_again().await);
+        assert!(reload.read_again().await.is_applied());
         assert_eq!(published.take(), ["other", "prefix"]);
-        assert!(reload.read_again().await);
+        assert!(reload.read_again().await.is_applied());
         assert_eq!(published.take(), ["other"], "it is compared with what was published last");
 
         for prefix in ["bad", "tried"] {
             configuration(&path, prefix).unwrap();
-            assert!(!reload.read_again().await);
+            assert!(!reload.read_again().await.is_applied());
         }
         std::fs::write(&path, "nonsense").unwrap();
-        assert!(!reload.read_again().await);
+        assert!(!reload.read_again().await.is_applied());
         std::fs::remove_file(&path).unwrap();
-        assert!(!reload.read_again().await);
+        assert!(!reload.read_again().await.is_applied());
         assert!(published.take().is_empty(), "one part that cannot be prepared keeps all");
         assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (2, 4));
     }
@@ -311,7 +322,7 @@ mod tests {
                 configuration(&path, "one").unwrap();
                 let text = std::fs::read_to_string(&path).unwrap() + line;
                 std::fs::write(&path, text).unwrap();
-                assert!(reload.read_again().await);
+                assert!(reload.read_again().await.is_applied());
                 assert_eq!(**reload.waiting.load(), waits);
             }
         }
@@ -337,7 +348,7 @@ mod tests {
         });
         let others = async { turned.send(()).expect("it listens") };
         let (read, ()) = tokio::join!(reload.read_again(), others);
-        assert!(read, "it is read when it comes");
+        assert!(read.is_applied(), "it is read when it comes");
         assert!(writer.join().unwrap(), "others had their turn");
     }
 }

@@ -9,6 +9,7 @@ pub mod audit_metrics;
 pub mod connection_metrics;
 pub mod limit_metrics;
 pub mod limiter;
+pub mod log_filter;
 pub mod log_throttle;
 pub mod member_metrics;
 pub mod metrics;
@@ -22,17 +23,19 @@ pub mod unread_metrics;
 pub mod writer;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use log_filter::{CurrentLogFilter, LogFilter, LogFilterLayer};
 use text::TextRecords;
 use writer::{FlushGuard, LogQueue};
 
@@ -87,6 +90,13 @@ impl FromStr for LogLevel {
     }
 }
 
+impl fmt::Display for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(level) = self;
+        write!(f, "{level}")
+    }
+}
+
 impl Default for LogSettings {
     fn default() -> Self {
         Self {
@@ -107,10 +117,12 @@ pub fn init(settings: &LogSettings) -> io::Result<FlushGuard> {
     // A separate file handle: `io::stderr` has a lock, and a hanging write would hold the lock.
     let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let (queue, guard) = LogQueue::start(stderr, settings.buffer)?;
-    if subscriber(settings, queue).try_init().is_err() {
+    let filter = current_filter(settings);
+    if subscriber_with(settings.format, Arc::clone(&filter), queue).try_init().is_err() {
         tracing::debug!("a log subscriber is installed already");
         return Ok(FlushGuard::nothing());
     }
+    filter.install();
     Ok(guard)
 }
 
@@ -134,9 +146,24 @@ pub fn subscriber<W>(settings: &LogSettings, writer: W) -> impl tracing::Subscri
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
+    subscriber_with(settings.format, current_filter(settings), writer)
+}
+
+fn current_filter(settings: &LogSettings) -> Arc<CurrentLogFilter> {
+    CurrentLogFilter::new(LogFilter::from(settings.level), settings.access)
+}
+
+fn subscriber_with<W>(
+    format: Format,
+    filter: Arc<CurrentLogFilter>,
+    writer: W,
+) -> impl tracing::Subscriber + Send + Sync
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
     // By default, `tracing_subscriber` reports formatting errors with `eprintln`.
     let lines = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
-    let lines = match settings.format {
+    let lines = match format {
         Format::Text => {
             Box::new(lines.event_format(TextRecords)) as Box<dyn tracing_subscriber::Layer<_> + Send + Sync>
         }
@@ -144,14 +171,7 @@ where
             Box::new(lines.json().flatten_event(true).with_current_span(false).with_span_list(false))
         }
     };
-    tracing_subscriber::registry().with(filter(settings)).with(lines)
-}
-
-fn filter(settings: &LogSettings) -> EnvFilter {
-    let LogLevel(ours) = settings.level;
-    let libraries = ours.min(LevelFilter::WARN);
-    let access = if settings.access { LevelFilter::INFO } else { LevelFilter::OFF };
-    EnvFilter::builder().parse_lossy(format!("{libraries},keyward={ours},{ACCESS}={access}"))
+    tracing_subscriber::registry().with(LogFilterLayer(filter)).with(lines)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! What an operator sees of `keyward` on the command line: answers, faults, exit codes, and never a secret.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -189,22 +189,24 @@ fn a_new_key_is_usable_and_never_takes_anothers_place() {
 }
 
 #[test]
-fn commands_need_a_socket_and_somebody_behind_it() {
+fn commands_need_a_process_behind_the_socket() {
     let folder = tempfile::tempdir().unwrap();
     let absent = folder.path().join("absent.sock");
     let absent = absent.to_str().unwrap();
     let config = "listener = [{ name = 'a', address = '127.0.0.1:0' }]\n\
                   cluster.endpoints = ['http://127.0.0.1:1']\n";
-    let config = write(folder.path(), "keyward.toml", config);
+    let off = write(folder.path(), "off.toml", &format!("{config}admin.socket = ''\n"));
     for (arguments, code) in [
-        (&["revoke", "alice"][..], 64),
-        (&["revoke", "--socket", absent], 64),
+        (&["revoke", "--socket", absent][..], 64),
         (&["revoke", "alice", "--session", "7", "--socket", absent], 64),
         (&["block", "--socket", absent], 64),
-        (&["block", "alice", "--config", &config], 64),
-        (&["block", "alice", "--socket", absent], 1),
-        (&["sessions", "--socket", absent], 1),
-        (&["status", "--socket", absent], 1),
+        (&["block", "alice", "--config", &off], 64),
+        (&["block", "alice", "--socket", absent], 69),
+        (&["sessions", "--socket", absent], 69),
+        (&["status", "--socket", absent], 69),
+        (&["reload", "--socket", absent], 69),
+        (&["log-level", "debug", "--socket", absent], 69),
+        (&["log-level", "--socket", absent], 64),
         (&["status", "-o", "xml", "--socket", absent], 64),
         (&["doctor", "--socket", absent], 69),
         (&["drain", "--socket", absent], 69),
@@ -217,7 +219,7 @@ fn commands_need_a_socket_and_somebody_behind_it() {
 
 /// Somebody at the admin socket who answers with this line, or hangs up.
 fn answering(folder: &Path, name: &str, line: &'static str) -> String {
-    use std::io::{BufRead as _, Write as _};
+    use std::io::BufRead as _;
     let path = folder.join(name);
     let socket = std::os::unix::net::UnixListener::bind(&path).expect("the folder is ours");
     thread::spawn(move || {
@@ -265,9 +267,165 @@ fn a_command_finds_the_socket_in_a_configuration_with_other_faults() {
     answering(folder.path(), "admin.sock", "{\"done\":\"in force\"}\n");
     let (code, stdout, stderr) = run(&mut keyward(&["block", "alice", "--config", &config]));
     assert_eq!((code, stdout.as_str()), (0, "in force\n"), "{stderr}");
-    let silent = write(folder.path(), "silent.toml", "[cluster]\nnonsense = 1\n");
-    let (code, _, stderr) = run(&mut keyward(&["status", "--config", &silent]));
-    assert!(code == 64 && stderr.contains("admin.socket is not set"), "{code}: {stderr}");
+    for (text, reason) in [("''", "admin.socket is off"), ("false", "admin.socket is no path")] {
+        let silent = write(folder.path(), "silent.toml", &format!("[admin]\nsocket = {text}\n"));
+        let (code, _, stderr) = run(&mut keyward(&["status", "--config", &silent]));
+        assert!(code == 64 && stderr.contains(reason), "{code}: {stderr}");
+    }
+}
+
+/// The commands only read: a Keyward may serve the default socket of this machine.
+#[test]
+fn a_command_without_a_path_uses_the_default_socket() {
+    const DEFAULT: &str = "/run/keyward/admin.sock";
+    let folder = tempfile::tempdir().unwrap();
+    let unset = write(folder.path(), "unset.toml", "[cluster]\nnonsense = 1\n");
+    if Path::new(DEFAULT).exists() {
+        return println!("{DEFAULT} exists: its absence cannot be tried");
+    }
+    for arguments in [&["status"][..], &["sessions"], &["status", "--config", &unset]] {
+        let (code, stdout, stderr) = run(&mut keyward(arguments));
+        assert_eq!((code, stdout.as_str()), (69, ""), "{arguments:?}: {stderr}");
+        assert!(stderr.starts_with(DEFAULT), "{arguments:?}: {stderr}");
+    }
+    let (code, _, stderr) = run(keyward(&["status"]).env("KEYWARD_CONFIG", &unset));
+    assert!(code == 69 && stderr.starts_with(DEFAULT), "{code}: {stderr}");
+    // The configuration of the environment names another socket.
+    let named = write(folder.path(), "named.toml", "admin.socket = 'absent.sock'\n");
+    let (code, _, stderr) = run(keyward(&["status"]).env("KEYWARD_CONFIG", &named));
+    assert!(code == 69 && stderr.contains("/absent.sock"), "{code}: {stderr}");
+}
+
+/// A running `keyward serve` with an admin socket, without any member to reach.
+struct Served {
+    child: std::process::Child,
+    folder: tempfile::TempDir,
+    /// Lines of its log.
+    log: mpsc::Receiver<String>,
+}
+
+impl Served {
+    /// Starts it with these further lines of the configuration, and waits until it listens.
+    fn start(lines: &str, change: impl FnOnce(&mut Command, &Path)) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = write(folder.path(), "keyward.toml", &Self::text(lines));
+        let mut command = keyward(&["serve", "--config", &config]);
+        change(&mut command, folder.path());
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("keyward starts");
+        let stderr = std::io::BufReader::new(child.stderr.take().expect("piped"));
+        let (sender, log) = mpsc::channel();
+        thread::spawn(move || {
+            for line in std::io::BufRead::lines(stderr) {
+                drop(line.map(|line| sender.send(line)));
+            }
+        });
+        let this = Self { child, folder, log };
+        this.logged("listening");
+        this
+    }
+
+    fn text(lines: &str) -> String {
+        format!(
+            "listener = [{{ name = 'a', address = '127.0.0.1:0' }}]\n\
+             admin = {{ address = '127.0.0.1:0', socket = 'admin.sock' }}\n\
+             cluster.endpoints = ['http://127.0.0.1:1']\n{lines}"
+        )
+    }
+
+    /// Waits for a line of the log that contains `text`.
+    fn logged(&self, text: &str) -> String {
+        loop {
+            let received = self.log.recv_timeout(LIMIT);
+            assert!(received.is_ok(), "no {text:?} in the log");
+            let line = received.unwrap_or_default();
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    fn configure(&self, lines: &str) {
+        write(self.folder.path(), "keyward.toml", &Self::text(lines));
+    }
+
+    fn ask(&self, arguments: &[&str]) -> (i32, String, String) {
+        let socket = self.folder.path().join("admin.sock");
+        run(keyward(arguments).arg("--socket").arg(socket))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        drop(self.child.kill().and_then(|()| self.child.wait()));
+    }
+}
+
+#[test]
+fn reload_prints_what_has_changed_or_every_fault() {
+    let served = Served::start("", |_, _| {});
+    served.configure("limits.connections = 70\nruntime.shards = 3\nlog.level = 'debug'\n");
+    let (code, stdout, stderr) = served.ask(&["reload"]);
+    let shown: Vec<&str> = stdout.lines().collect();
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    for line in
+        ["limits: changed, for what comes", "log.level: info -> debug", "waits for a restart: runtime"]
+    {
+        assert!(shown.contains(&line), "{line} in {stdout}");
+    }
+    served.configure("limits.connections = 'many'\nnonsense = 1\n");
+    let (code, stdout, stderr) = served.ask(&["reload"]);
+    assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
+    assert_eq!(paths(&stderr), ["limits.connections", "nonsense"], "{stderr}");
+    served.logged("uid=");
+    // A reload refused has left the level of the former one.
+    let (code, stdout, _) = served.ask(&["log-level", "debug"]);
+    assert!(code == 0 && stdout.ends_with("before: debug\n"), "{code}: {stdout}");
+}
+
+#[test]
+fn the_log_level_changes_until_the_next_reload() {
+    let mut served = Served::start("audit.file = 'audit.log'\n", |_, _| {});
+    let (code, stdout, stderr) = served.ask(&["log-level", "warn,admin=debug"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert_eq!(stdout, "log level warn,admin=debug until the next reload or restart; before: info\n");
+    let line = served.logged("changed the log level");
+    assert!(line.contains("now=\"warn,admin=debug\"") && line.contains("uid="), "{line}");
+    // A peer that takes no answer.
+    let mut peer = std::os::unix::net::UnixStream::connect(served.folder.path().join("admin.sock")).unwrap();
+    peer.shutdown(std::net::Shutdown::Read).unwrap();
+    peer.write_all(b"{\"sessions\":{}}\n").unwrap();
+    let line = served.logged("an admin peer left");
+    assert!(line.contains("DEBUG"), "{line}");
+    for (wrong, reason) in [("loud", "none of off"), ("info,h2=trace", "no module of Keyward")] {
+        let (code, stdout, stderr) = served.ask(&["log-level", wrong]);
+        assert!(code == 1 && stdout.is_empty() && stderr.contains(reason), "{wrong}: {code} {stderr}");
+    }
+    let (code, stdout, stderr) = served.ask(&["reload"]);
+    assert!(code == 0, "{stderr}");
+    assert!(stdout.contains("log.level: warn,admin=debug -> info"), "{stdout}");
+    let (_, stdout, _) = served.ask(&["log-level", "off"]);
+    assert!(stdout.ends_with("before: info\n"), "{stdout}");
+
+    assert_eq!(served.ask(&["drain"]).0, 0);
+    assert!(served.child.wait().expect("it is ours").success());
+    let audited = fs::read_to_string(served.folder.path().join("audit.log")).unwrap();
+    let records = audited.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let commands: Vec<String> = records
+        .filter(|record| record["event"] == "admin")
+        .map(|record| {
+            assert!(record["uid"].is_u64(), "{record}");
+            format!("{} {} {}", record["command"], record["target"], record["result"]).replace('"', "")
+        })
+        .collect();
+    let expected = [
+        "log_level warn,admin=debug done",
+        "log_level loud failed",
+        "log_level info,h2=trace failed",
+        "reload null done",
+        "log_level off done",
+        "drain null done",
+    ];
+    assert_eq!(commands, expected);
 }
 
 const FINDING: &str = r#"{"doctor":{"findings":[{"severity":"SEVERITY","check":"c","about":"a","what":"w","fix":"f"}],"unseen":[]}}"#;

@@ -29,12 +29,14 @@ use super::status::ReplicaStatus;
 use crate::audit::log::AuditLog;
 use crate::audit::record::{AdminAuditRecord, Timestamp};
 use crate::config::audit_settings::AuditEvent;
+use crate::config::reload_request::{ReloadOutcome, ReloadRequests};
 use crate::downstream::acceptor::remove_stale;
 use crate::downstream::session::{InvalidSessionId, RevocationChange, RevocationEntry, Sealer};
 use crate::identity::UserName;
 use crate::policy_store::{PolicyAnswer, PolicyCommand, PolicyRegister, PolicyStoreError};
 use crate::revocation::{RevocationError, RevocationRegister, RevocationStorage};
 use crate::tasks::Tasks;
+use crate::telemetry::log_filter::{LogFilter, log_filter, set_log_filter};
 
 /// Maximum length of a command line: a policy of 4 MiB with escapes.
 const LONGEST_LINE: u64 = 6 << 20;
@@ -44,6 +46,8 @@ const LONGEST_ANSWER: u64 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time limit of the client for an answer: a change may wait for etcd.
 const ANSWER: Duration = Duration::from_secs(30);
+/// Time limit for waiting for a reload: a hanging file system must not take the places of other commands.
+const RELOAD: Duration = Duration::from_secs(20);
 /// Interval of the progress reports of a drain.
 const NEWS: Duration = Duration::from_millis(500);
 /// Maximum of concurrent clients.
@@ -81,6 +85,13 @@ pub enum AdminCommand {
     Doctor {},
     /// Read or change the policy stored in etcd.
     Policy(PolicyCommand),
+    /// Reload the configuration, as by SIGHUP, and report the changes or the faults.
+    Reload {},
+    /// Change the filter of the log until the next reload or restart.
+    LogLevel {
+        /// A [`LogFilter`].
+        filter: String,
+    },
     /// Drain and exit, as by SIGTERM, and report the progress. A repeated command on the same connection
     /// answers within half a second.
     Drain {},
@@ -145,6 +156,8 @@ pub struct AdminCommandService {
     pub state: Arc<AdminState>,
     /// Runs the examination of `keyward doctor`.
     pub doctor: Doctor,
+    /// Asks the reload task.
+    pub reload: ReloadRequests,
     /// The audit log, if on.
     pub audit: Option<Arc<AuditLog>>,
 }
@@ -248,6 +261,14 @@ impl AdminCommandService {
             self.record(&command, stored, result_of(&answer), uid);
             return answer;
         }
+        if matches!(command, AdminCommand::Reload {} | AdminCommand::LogLevel { .. }) {
+            let answer = match &command {
+                AdminCommand::LogLevel { filter } => change_log_filter(filter, uid),
+                _ => self.reload_configuration(uid).await,
+            };
+            self.record(&command, None, result_of(&answer), uid);
+            return answer;
+        }
         let change = match change(&command) {
             Ok(Some(change)) => change,
             Ok(None) => return self.answer_read_only(&command).await,
@@ -267,6 +288,8 @@ impl AdminCommandService {
             AdminCommand::RevokeSession { session } => ("revoke_session", Some(session.clone()), None),
             AdminCommand::Block { user } => ("block", Some(user.clone()), None),
             AdminCommand::Unblock { user } => ("unblock", Some(user.clone()), None),
+            AdminCommand::Reload {} => ("reload", None, None),
+            AdminCommand::LogLevel { filter } => ("log_level", Some(filter.clone()), None),
             AdminCommand::Drain {} => ("drain", None, None),
             AdminCommand::Policy(command) => match command.audited() {
                 Some(audited) => audited,
@@ -304,6 +327,16 @@ impl AdminCommandService {
                     }
                 }
             }
+        }
+    }
+
+    async fn reload_configuration(&self, uid: Option<u32>) -> AdminAnswer {
+        tracing::info!(uid, "an operator requested a reload");
+        match timeout(RELOAD, self.reload.reload()).await {
+            Ok(Some(ReloadOutcome::Applied(applied))) => AdminAnswer::Done(applied.to_string()),
+            Ok(Some(ReloadOutcome::Refused(faults))) => AdminAnswer::Failed(faults.join("\n")),
+            Ok(None) => AdminAnswer::Failed("reload is off: the log has the reason".into()),
+            Err(_) => AdminAnswer::Unknown("the reload still runs; the log will have its outcome".into()),
         }
     }
 
@@ -367,6 +400,26 @@ impl AdminCommandService {
     }
 }
 
+/// Changes the filter of the log. The record of the change is written under the filter that lets more records
+/// through at this place: before a change to a stricter level, after any other.
+fn change_log_filter(text: &str, uid: Option<u32>) -> AdminAnswer {
+    let filter: LogFilter = match text.parse() {
+        Ok(filter) => filter,
+        Err(reason) => return AdminAnswer::Failed(reason.to_string()),
+    };
+    let Some(former) = log_filter() else { return AdminAnswer::Failed("this process has no log".into()) };
+    let record = || tracing::info!(%former, now = %filter, uid, "an operator changed the log level");
+    let is_stricter = filter.is_stricter_than(&former);
+    if is_stricter {
+        record();
+    }
+    set_log_filter(filter.clone());
+    if !is_stricter {
+        record();
+    }
+    AdminAnswer::Done(format!("log level {filter} until the next reload or restart; before: {former}"))
+}
+
 /// The result of a change, for the audit log.
 fn result_of(answer: &AdminAnswer) -> &'static str {
     match answer {
@@ -388,6 +441,8 @@ fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSes
         | AdminCommand::Status {}
         | AdminCommand::Doctor {}
         | AdminCommand::Policy(_)
+        | AdminCommand::Reload {}
+        | AdminCommand::LogLevel { .. }
         | AdminCommand::Drain {} => {
             return Ok(None);
         }
@@ -496,6 +551,8 @@ mod tests {
             (AdminCommand::Status {}, r#"{"status":{}}"#),
             (AdminCommand::Doctor {}, r#"{"doctor":{}}"#),
             (AdminCommand::Drain {}, r#"{"drain":{}}"#),
+            (AdminCommand::Reload {}, r#"{"reload":{}}"#),
+            (AdminCommand::LogLevel { filter: "info".into() }, r#"{"log_level":{"filter":"info"}}"#),
         ] {
             assert_eq!(serde_json::to_string(&command).unwrap(), text);
             assert_eq!(serde_json::from_str::<AdminCommand>(text).unwrap(), command);

@@ -344,7 +344,7 @@ mod tests {
             ] {
                 configure(folder.path(), shows, further);
                 let before = current.load_full();
-                assert!(reload.read_again().await);
+                assert!(reload.read_again().await.is_applied());
                 assert_eq!(listeners.open.borrow().len(), open, "{shows} {further}");
                 changed.push(!Arc::ptr_eq(&before, &current.load_full()));
             }

@@ -1,12 +1,16 @@
-//! Reads the admin socket's path from the configuration file of a running Keyward.
+//! Finds the admin socket of a running Keyward: the default path, or the path in the configuration file.
 //!
-//! Owns: reading `admin.socket` alone. Must not know: any further key. Invariant: no fault elsewhere in the
-//! file, or in a file named by it, prevents a command to a running Keyward: the operator may need the command
-//! just then.
+//! Owns: the default path, and reading `admin.socket` alone. Must not know: any further key. Invariant: no
+//! fault elsewhere in the file, or in a file named by it, prevents a command to a running Keyward: the
+//! operator may need the command just then.
 
 use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
+
+/// The admin socket of a process whose configuration does not set `admin.socket`. systemd creates the folder
+/// (`RuntimeDirectory=keyward`).
+pub const DEFAULT_ADMIN_SOCKET: &str = "/run/keyward/admin.sock";
 
 /// Reasons for an unknown socket path.
 #[derive(Debug, thiserror::Error)]
@@ -14,28 +18,49 @@ pub enum NoSocket {
     /// The file cannot be read.
     #[error("{0}")]
     Unreadable(String),
-    /// The key is missing, or its value is not a string.
-    #[error("admin.socket is not set in {}", .0.display())]
-    NotSet(PathBuf),
+    /// The key turns the socket off.
+    #[error("admin.socket is off (\"\") in {}", .0.display())]
+    Off(PathBuf),
+    /// The value of the key is not a string.
+    #[error("admin.socket is no path in {}", .0.display())]
+    NotAPath(PathBuf),
 }
 
-/// The value of `admin.socket` in the configuration file at `path`.
+/// The admin socket of a process with the configuration file at `path`.
 ///
 /// # Errors
-/// The file cannot be read, or the key is not set.
+/// The file cannot be read, or its `admin.socket` is no path.
 pub fn admin_socket(path: &Path) -> Result<PathBuf, NoSocket> {
     let text = super::resolve::read(path).map_err(NoSocket::Unreadable)?;
-    let socket = socket_in(&text).ok_or_else(|| NoSocket::NotSet(path.to_owned()))?;
-    // Relative to the file's folder, as every file name of the configuration.
-    Ok(path.parent().unwrap_or(Path::new("")).join(socket))
+    match written_socket(&text) {
+        WrittenSocket::Unset => Ok(DEFAULT_ADMIN_SOCKET.into()),
+        WrittenSocket::NotAString => Err(NoSocket::NotAPath(path.to_owned())),
+        WrittenSocket::Text(socket) if socket.is_empty() => Err(NoSocket::Off(path.to_owned())),
+        // Relative to the file's folder, as every file name of the configuration.
+        WrittenSocket::Text(socket) => Ok(path.parent().unwrap_or(Path::new("")).join(socket)),
+    }
+}
+
+/// The key `admin.socket` in a text.
+#[derive(Debug, PartialEq, Eq)]
+enum WrittenSocket {
+    Unset,
+    NotAString,
+    Text(String),
 }
 
 /// The value of `admin.socket` in a text, which may contain invalid TOML elsewhere.
-fn socket_in(text: &str) -> Option<String> {
+fn written_socket(text: &str) -> WrittenSocket {
     let (table, _faults) = DeTable::parse_recoverable(text);
-    let admin = table.get_ref().get("admin")?.get_ref();
-    let DeValue::Table(admin) = admin else { return None };
-    admin.get("socket")?.get_ref().as_str().map(str::to_owned)
+    let value = match table.get_ref().get("admin").map(|admin| admin.get_ref()) {
+        Some(DeValue::Table(admin)) => admin.get("socket"),
+        _ => None,
+    };
+    match value.map(|value| value.get_ref().as_str()) {
+        None => WrittenSocket::Unset,
+        Some(None) => WrittenSocket::NotAString,
+        Some(Some(socket)) => WrittenSocket::Text(socket.to_owned()),
+    }
 }
 
 #[cfg(test)]
@@ -51,10 +76,12 @@ mod tests {
             "[cluster]\nendpoints = 'http://a:1\n[admin]\nsocket = '/run/a'\n",
             "[admin]\nsocket = '/run/a'\n[cluster\nx = = 1\n",
         ] {
-            assert_eq!(socket_in(text).as_deref(), Some("/run/a"), "{text}");
+            assert_eq!(written_socket(text), WrittenSocket::Text("/run/a".into()), "{text}");
         }
-        for text in ["", "[admin]\n", "admin = 1\n", "[admin]\nsocket = 1\n", "socket = '/run/a'\n"] {
-            assert_eq!(socket_in(text), None, "{text}");
+        for text in ["", "[admin]\n", "admin = 1\n", "socket = '/run/a'\n"] {
+            assert_eq!(written_socket(text), WrittenSocket::Unset, "{text}");
         }
+        assert_eq!(written_socket("[admin]\nsocket = false\n"), WrittenSocket::NotAString);
+        assert_eq!(written_socket("admin.socket = ''\n"), WrittenSocket::Text(String::new()));
     }
 }

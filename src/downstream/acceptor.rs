@@ -199,7 +199,10 @@ pub fn remove_stale(path: &Path) -> io::Result<()> {
         // If the connect succeeds, another process serves the socket and must keep its clients.
         Ok(found) if found.file_type().is_socket() => match std::os::unix::net::UnixStream::connect(path) {
             Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
-            Err(_) => std::fs::remove_file(path),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+            // Only a refused connection proves that no process serves the socket: a process of another user
+            // may answer "permission denied".
+            Err(error) => Err(error),
         },
         _ => Ok(()),
     }

@@ -147,7 +147,7 @@ fn with_document(file: &Path, use_text: impl FnOnce(String) -> ExitCode) -> Exit
 }
 
 fn ask(at: AdminSocketArgs, command: PolicyCommand) -> ExitCode {
-    match send_command_or_exit(at, &AdminCommand::Policy(command), 1) {
+    match send_command_or_exit(at, &AdminCommand::Policy(command)) {
         Ok(AdminAnswer::Policy(answer)) => {
             let code = if answer.differs { ExitCode::FAILURE } else { ExitCode::SUCCESS };
             finish(write!(io::stdout(), "{}", answer.text), code)

@@ -35,6 +35,8 @@ pub enum ReloadPartName {
     InForce,
     /// The open sockets.
     Listeners,
+    /// The level of the log.
+    LogLevel,
 }
 
 /// When a changed key takes effect.
@@ -78,7 +80,7 @@ impl KeyRow {
 impl ReloadPartName {
     /// All parts, in the order of publication. The listeners come last: a bound address is not to be
     /// released because a later part failed.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::SessionKeys,
         Self::BreakGlass,
         Self::Tls,
@@ -89,6 +91,7 @@ impl ReloadPartName {
         Self::Seeds,
         Self::InForce,
         Self::Listeners,
+        Self::LogLevel,
     ];
 }
 
@@ -161,6 +164,7 @@ const KEYS: &[KeyRow] = &[
     })
     .named("cluster.election_timeout, cluster.unreachable_timeout"),
     found_by_part(ReloadPartName::Listeners, &["listener"]),
+    found_by_part(ReloadPartName::LogLevel, &["log.level"]),
     compared(Restart, &["cluster.dns"], |was, is| was.cluster.discovery.dns == is.cluster.discovery.dns),
     compared(Restart, &["cluster.endpoints", "cluster.srv"], |was, is| {
         first_addresses(&was.cluster) == first_addresses(&is.cluster)

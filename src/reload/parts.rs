@@ -29,6 +29,7 @@ use crate::policy::rules_in_force::RulesInForce;
 use crate::policy_store::PolicyRegister;
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
+use crate::telemetry::log_filter::{LogFilter, log_filter, set_log_filter};
 use crate::upstream::peer_urls::{PeerTrustCheck, roots_of};
 
 impl ReloadCheck {
@@ -52,6 +53,17 @@ impl ReloadCheck {
 }
 
 impl ReloadPart {
+    /// The level of the log. A filter set by `keyward log-level` ends here.
+    #[must_use]
+    pub fn log_level() -> Self {
+        Self::new(|_, now| {
+            let filter = LogFilter::from(now.log.level);
+            let former = log_filter().filter(|former| *former != filter);
+            let told = |former| vec![format!("log.level: {former} -> {filter}")];
+            Ok(former.map(told).map(|told| PreparedPart::new(told, move || drop(set_log_filter(filter)))))
+        })
+    }
+
     /// The session keys: the sealing key and the opening keys.
     #[must_use]
     pub fn session_keys(sealer: Arc<Sealer>) -> Self {
@@ -396,7 +408,7 @@ mod tests {
         async fn changes(&mut self, clients: &str) -> bool {
             configure(&self.folder.path().join("keyward.toml"), clients);
             let before = self.current.load_full();
-            assert!(self.reload.read_again().await);
+            assert!(self.reload.read_again().await.is_applied());
             !Arc::ptr_eq(&before, &self.current.load_full())
         }
 

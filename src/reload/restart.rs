@@ -9,6 +9,7 @@ use crate::config::{
     Cluster, Config, KeySource, Limits, Passwords, PolicyInEtcd, PolicySettings, Revocation,
     RevocationPersistence, SessionSettings, UnreadLimits, WatchSettings,
 };
+use crate::telemetry::LogSettings;
 
 /// The configuration in force after `read` replaced `current`: keys that need a restart keep their current
 /// values. No value has `..`, so a new setting is either current or read.
@@ -38,7 +39,12 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         limits: in_force_of_limits(&current.limits, read.limits),
         admin: current.admin.clone(),
         audit: current.audit.clone(),
-        log: current.log,
+        log: LogSettings {
+            format: current.log.format,
+            level: read.log.level,
+            access: current.log.access,
+            buffer: current.log.buffer,
+        },
         drain: read.drain,
         runtime: current.runtime,
         files: read.files,
@@ -190,7 +196,7 @@ mod tests {
             ("limits.member_in_flight = 1\n", &["limits"]),
             ("limits.logins_in_flight_per_member = 1\n", &["limits"]),
             ("admin.address = '127.0.0.1:9'\n", &["admin"]),
-            ("log.level = 'warn'\n", &["log"]),
+            ("log.format = 'json'\n", &["log"]),
             ("runtime.shards = 1\n", &["runtime"]),
         ] {
             let read = read(folder.path(), lines);

@@ -27,6 +27,9 @@ use rcgen::{
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
 use serde_json::json;
+use tracing::Level;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
 
 use crate::client::Outcome;
 use crate::member::Member;
@@ -99,8 +102,9 @@ impl Log {
     /// From now on, as `log.level = "trace"` has it: the libraries below say warnings at most.
     fn listen(&self) -> tracing::subscriber::DefaultGuard {
         let log = self.clone();
-        let lines = tracing_subscriber::fmt().with_env_filter("warn,keyward=trace").with_ansi(false);
-        tracing::subscriber::set_default(lines.with_writer(move || log.clone()).finish())
+        let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(move || log.clone());
+        let levels = Targets::new().with_default(Level::WARN).with_target("keyward", Level::TRACE);
+        tracing::subscriber::set_default(tracing_subscriber::registry().with(levels).with(lines))
     }
 
     fn text(&self) -> String {

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use super::user_tables::{OTHERS, UserRows};
 use super::{IdentifyAvailability, Resolver};
 use crate::config::{
-    Address, Admin, ClientAuth, ClientCa, Identify, Listener, OnExpiry, ServerTls, toml_file,
+    Address, Admin, AdminSocketSetting, ClientAuth, ClientCa, DEFAULT_ADMIN_SOCKET, Identify, Listener,
+    OnExpiry, ServerTls, toml_file,
 };
 use crate::identity::UserName;
 use crate::identity::pattern::AddressRange;
@@ -291,14 +292,26 @@ impl Resolver<'_> {
             None => ADMIN,
         };
         self.taken(path, &Address::Tcp(address), listeners);
-        let socket = admin.socket.map(|name| self.written_path(&name));
-        if let Some(socket) = &socket {
-            self.taken("admin.socket", &Address::Unix(socket.clone()), listeners);
-            if socket.as_os_str().len() > LONGEST_SOCKET {
-                self.findings.fault("admin.socket", format!("is longer than {LONGEST_SOCKET} bytes"));
+        Some(Admin { address, socket: self.admin_socket(admin.socket.as_deref(), listeners) })
+    }
+
+    fn admin_socket(&mut self, written: Option<&str>, listeners: &[Arc<Listener>]) -> AdminSocketSetting {
+        let key = "admin.socket";
+        match written {
+            Some("") => AdminSocketSetting::Off,
+            Some(name) => {
+                let socket = self.written_path(name);
+                self.taken(key, &Address::Unix(socket.clone()), listeners);
+                if socket.as_os_str().len() > LONGEST_SOCKET {
+                    self.findings.fault(key, format!("is longer than {LONGEST_SOCKET} bytes"));
+                }
+                AdminSocketSetting::Path(socket)
+            }
+            None => {
+                self.taken(key, &Address::Unix(DEFAULT_ADMIN_SOCKET.into()), listeners);
+                AdminSocketSetting::Default
             }
         }
-        Some(Admin { address, socket })
     }
 
     fn taken(&mut self, path: &str, address: &Address, earlier: &[Arc<Listener>]) {
