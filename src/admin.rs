@@ -126,6 +126,17 @@ impl AdminState {
         }
     }
 
+    /// The state in a line, for `systemctl status`.
+    #[must_use]
+    pub fn line(&self) -> String {
+        match (self.unready_reason(), self.degraded_reason()) {
+            (None, None) => "serving".into(),
+            (None, Some(missing)) => format!("serving, degraded: {missing}"),
+            (Some(_), _) if self.exit.stage() != Stage::Serving => "draining".into(),
+            (Some(why), _) => format!("not ready: {why}"),
+        }
+    }
+
     /// The report of `keyward status`.
     #[must_use]
     pub fn status(&self) -> ReplicaStatus {

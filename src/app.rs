@@ -14,6 +14,7 @@ pub mod policy_checks;
 pub mod policy_learning;
 mod protection;
 mod published_rules;
+mod service_reports;
 pub mod shard_service;
 mod shard_watchdog;
 
@@ -33,6 +34,7 @@ use self::cluster_reset::ClusterReset;
 use self::listeners::Listeners;
 use self::protection::control_shedding;
 use self::published_rules::{PublishedRules, RulesAtStart};
+use self::service_reports::report_state;
 use self::shard_service::{ShardParts, ShardService};
 use self::shard_watchdog::watch_shards;
 use crate::admin::drain::{Exit, Stage};
@@ -50,6 +52,7 @@ use crate::downstream::connection_table::ConnectionTable;
 use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls, ListenerTlsError};
 use crate::downstream::session::{NoSessionKey, Sealer};
 use crate::gateway::login::service::LoginService;
+use crate::io::service_manager;
 use crate::members::discovery::{Members, ProbeLogin, SeedList};
 use crate::members::membership::{ControlChannels, MembersHandle};
 use crate::own_keys::OwnKeysUpstream;
@@ -152,6 +155,11 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), ServeError> {
     let changing = running.reload_parts(&listeners);
     let reload = Reload::new(path, &config, trials, changing, waiting, Arc::clone(metrics));
     tasks.spawn("reload", reload.run(running.reload_requests)).detach();
+    // Lets the reload task begin to receive SIGHUP, which would end the process before.
+    tokio::task::yield_now().await;
+    service_manager::report_ready().await;
+    let (state, exit) = (Arc::clone(&running.admin.state), Arc::clone(&running.exit));
+    tasks.spawn("service manager", report_state(state, running.shards_alive, exit)).detach();
 
     let (refused, further) = tokio::select! {
         () = signals.next() => (None, 1),
@@ -352,6 +360,7 @@ async fn shut_down(
     orderly: impl Future<Output = Result<(), ServeError>>,
 ) -> Result<(), ServeError> {
     tracing::info!("draining");
+    service_manager::report_stopping().await;
     let hurried = async {
         for _ in 0..further {
             signals.next().await;

@@ -4,6 +4,7 @@ pub mod coalesce;
 pub mod file_replacement;
 pub mod http2_body;
 pub mod kill_switch;
+pub mod service_manager;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 

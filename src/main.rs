@@ -9,6 +9,8 @@
 //! outcome: the command may be repeated; after `policy apply`, `policy rollback` and `grant` look first).
 //! Must not know: the implementation of a command. Invariant: an answer goes to stdout, an error to stderr.
 
+#[path = "main/generated_files.rs"]
+mod generated_files;
 #[path = "main/policy_file_commands.rs"]
 mod policy_file_commands;
 #[path = "main/stored_policy_commands.rs"]
@@ -21,6 +23,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use keyward::admin::doctor::Severity;
 use keyward::admin::drain::{Phase, Progress};
 use keyward::admin::socket::{self, AdminAnswer, AdminCommand as Ask};
@@ -150,6 +153,17 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
+    /// Prints a completion script for a shell, to be installed beside the program.
+    Completions {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Writes the man pages, one for each command.
+    Man {
+        /// An existing folder, such as /usr/local/share/man/man1.
+        folder: PathBuf,
+    },
     /// Drains and ends one replica as by SIGTERM, and waits for its end. Exit code 0 if no open connection
     /// was cut, else 1; 69 if no process answers.
     Drain {
@@ -271,6 +285,8 @@ fn main() -> ExitCode {
         Command::Reload { at } => ask(at, &Ask::Reload {}),
         Command::LogLevel { level, at } => ask(at, &Ask::LogLevel { filter: level }),
         Command::Drain { at } => drain(at),
+        Command::Completions { shell } => generated_files::print_completions(shell),
+        Command::Man { folder } => generated_files::write_man_pages(&folder),
         Command::Audit { command } => audit(command),
     }
 }

@@ -23,6 +23,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::reload_request::{AppliedReload, ReloadOutcome, ReloadRequestReceiver};
 use crate::config::{self, Config, ConfigFaults, ConfigWarning};
+use crate::io::service_manager;
 use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
 use files::{FileSetFingerprint, WatchedFiles};
@@ -137,7 +138,9 @@ impl Reload {
             if watched.is_due(&print) || asked {
                 // The state before the reading: a file changed meanwhile is read again.
                 watched.loaded(print);
+                service_manager::report_reloading().await;
                 let outcome = self.read_again().await;
+                service_manager::report_ready().await;
                 if outcome.is_applied() {
                     // The new configuration may name different files.
                     let named = self.print().await;

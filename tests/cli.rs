@@ -360,6 +360,131 @@ impl Drop for Served {
     }
 }
 
+/// The datagrams to a socket, each as its lines.
+struct ServiceManager(std::os::unix::net::UnixDatagram);
+
+impl ServiceManager {
+    fn bind(path: &Path) -> Self {
+        let socket = std::os::unix::net::UnixDatagram::bind(path).expect("the folder is ours");
+        socket.set_read_timeout(Some(LIMIT)).expect("a limit");
+        Self(socket)
+    }
+
+    /// The next report for which `wanted` is true, and the reports before it.
+    fn until(&self, wanted: impl Fn(&str) -> bool) -> (String, Vec<String>) {
+        let (mut before, mut buffer) = (Vec::new(), [0; 4096]);
+        loop {
+            let received = self.0.recv(&mut buffer);
+            assert!(received.is_ok(), "{received:?} after {before:?}");
+            let length = received.unwrap_or_default();
+            let report = String::from_utf8(buffer[..length].to_vec()).expect("UTF-8");
+            if wanted(&report) {
+                return (report, before);
+            }
+            before.push(report);
+        }
+    }
+}
+
+#[test]
+fn the_service_manager_hears_of_readiness_reloads_life_and_the_drain() {
+    let sockets = tempfile::tempdir().unwrap();
+    let path = sockets.path().join("notify");
+    let manager = ServiceManager::bind(&path);
+    let begun = std::time::Instant::now();
+    let served = Served::start("", |command, _| {
+        command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "400000").env_remove("WATCHDOG_PID");
+    });
+    let (_, before) = manager.until(|report| report == "READY=1\n");
+    assert_eq!(before, [""; 0], "nothing comes before the listeners are open");
+    let (status, _) = manager.until(|report| report.starts_with("STATUS="));
+    assert!(status.starts_with("STATUS=not ready: "), "{status}");
+    let alive = |report: &str| report == "WATCHDOG=1\n";
+    for _ in 0..3 {
+        manager.until(alive);
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(400), "two pauses of half the limit");
+
+    assert_eq!(served.ask(&["reload"]).0, 0);
+    let (reloading, _) = manager.until(|report| report.contains("RELOADING"));
+    let times = reloading.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").map(|rest| rest.trim().parse::<u64>());
+    assert!(matches!(times, Some(Ok(1..))), "{reloading}");
+    let (_, before) = manager.until(|report| report == "READY=1\n");
+    assert!(before.iter().all(|report| alive(report)), "{before:?}");
+
+    let (code, _, stderr) = served.ask(&["drain"]);
+    assert_eq!(code, 0, "{stderr}");
+    let (_, before) = manager.until(|report| report == "STOPPING=1\n");
+    assert!(before.iter().all(|report| alive(report)), "{before:?}");
+}
+
+/// A watchdog's limit for another process, and no service manager at all.
+#[test]
+fn a_process_that_is_not_watched_reports_no_life() {
+    let sockets = tempfile::tempdir().unwrap();
+    let path = sockets.path().join("notify");
+    let manager = ServiceManager::bind(&path);
+    let served = Served::start("", |command, _| {
+        command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "2000").env("WATCHDOG_PID", "1");
+    });
+    assert_eq!(served.ask(&["drain"]).0, 0);
+    let (_, before) = manager.until(|report| report == "STOPPING=1\n");
+    assert!(before.iter().all(|report| !report.contains("WATCHDOG")), "{before:?}");
+    // A path without a listener costs the reports and nothing else.
+    drop(manager);
+    let served = Served::start("", |command, _| {
+        command.env("NOTIFY_SOCKET", &path);
+    });
+    served.logged("a report to the service manager failed");
+    assert_eq!(served.ask(&["drain"]).0, 0);
+}
+
+/// The names of the commands in a help text.
+fn commands_of(arguments: &[&str]) -> Vec<String> {
+    let (_, stdout, _) = run(&mut keyward(&[arguments, &["--help"]].concat()));
+    let listed = stdout.split_once("Commands:\n").map_or("", |(_, rest)| rest);
+    let names = listed.lines().take_while(|line| !line.is_empty()).filter_map(|line| {
+        line.strip_prefix("  ").filter(|line| !line.starts_with(' '))?.split_whitespace().next()
+    });
+    names.filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+#[test]
+fn every_command_has_a_man_page_and_a_completion() {
+    let folder = tempfile::tempdir().unwrap();
+    let man = folder.path().to_str().unwrap();
+    assert_eq!(run(&mut keyward(&["man", man])), (0, String::new(), String::new()));
+    let (code, bash, _) = run(&mut keyward(&["completions", "bash"]));
+    assert_eq!(code, 0);
+    let commands = commands_of(&[]);
+    for name in ["serve", "status", "reload", "log-level", "completions", "man"] {
+        assert!(commands.iter().any(|command| command == name), "{name} in {commands:?}");
+    }
+    let below =
+        |group: &'static str| commands_of(&[group]).into_iter().map(move |name| format!("{group}-{name}"));
+    let nested: Vec<String> = ["policy", "audit"].into_iter().flat_map(below).collect();
+    assert!(nested.contains(&"policy-apply".to_owned()), "{nested:?}");
+    let top = fs::read_to_string(folder.path().join("keyward.1")).expect("the page of the program");
+    for name in &commands {
+        let escaped = name.replace('-', "\\-");
+        assert!(top.contains(&format!("keyward\\-{escaped}(1)")), "{name} in {top}");
+    }
+    for name in commands.iter().chain(&nested) {
+        let page = fs::read_to_string(folder.path().join(format!("keyward-{name}.1"))).expect(name);
+        assert!(page.contains(".SH SYNOPSIS"), "{name}");
+        assert!(bash.contains(name.rsplit_once('-').map_or(name.as_str(), |(_, last)| last)), "{name}");
+    }
+    let script = write(folder.path(), "keyward.bash", &bash);
+    let (code, _, stderr) = run(Command::new("bash").args(["-n", &script]));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    for shell in ["zsh", "fish"] {
+        let (code, stdout, _) = run(&mut keyward(&["completions", shell]));
+        assert!(code == 0 && stdout.contains("log-level"), "{shell}");
+    }
+    assert_eq!(run(&mut keyward(&["completions", "csh"])).0, 64);
+    assert_eq!(run(&mut keyward(&["man", "/nowhere/at/all"])).0, 1);
+}
+
 #[test]
 fn reload_prints_what_has_changed_or_every_fault() {
     let served = Served::start("", |_, _| {});

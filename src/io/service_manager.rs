@@ -1,0 +1,67 @@
+//! Reports to the service manager that started the process (systemd's `sd_notify`).
+//!
+//! Owns: the reports, and the limit of the time that a report takes. Must not know: the moment of a report.
+//! Invariants: without `NOTIFY_SOCKET` in the environment every report is empty; a hanging service manager
+//! delays its reporter for [`LIMIT`] at most, and no other task; a report that fails changes nothing else.
+//!
+//! See <https://www.freedesktop.org/software/systemd/man/252/sd_notify.html>.
+
+use std::io;
+use std::time::Duration;
+
+use sd_notify::NotifyState;
+
+/// Time limit of a report: the service manager's socket may be full.
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// True if a service manager expects reports.
+#[must_use]
+pub fn is_present() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some()
+}
+
+/// The service manager ends the process after this time without a [`report_alive`]; `None` if it never does.
+#[must_use]
+pub fn watchdog_limit() -> Option<Duration> {
+    sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero())
+}
+
+/// Reports that the process serves: after its start, and after a reload.
+pub async fn report_ready() {
+    report(|| sd_notify::notify(&[NotifyState::Ready])).await;
+}
+
+/// Reports the begin of a reload; [`report_ready`] ends the reload.
+pub async fn report_reloading() {
+    report(|| sd_notify::notify(&[NotifyState::Reloading, NotifyState::monotonic_usec_now()?])).await;
+}
+
+/// Reports that the process drains and will exit.
+pub async fn report_stopping() {
+    report(|| sd_notify::notify(&[NotifyState::Stopping])).await;
+}
+
+/// Reports that the process makes progress.
+pub async fn report_alive() {
+    report(|| sd_notify::notify(&[NotifyState::Watchdog])).await;
+}
+
+/// Reports a line about the state, for `systemctl status`.
+pub async fn report_status(line: &str) {
+    // A line break would begin another variable.
+    let line = line.replace(|c: char| c.is_control(), " ");
+    report(move || sd_notify::notify(&[NotifyState::Status(&line)])).await;
+}
+
+async fn report(send: impl FnOnce() -> io::Result<()> + Send + 'static) {
+    if !is_present() {
+        return;
+    }
+    // A blocking thread: the send waits while the socket is full.
+    match tokio::time::timeout(LIMIT, tokio::task::spawn_blocking(send)).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => tracing::warn!(%error, "a report to the service manager failed"),
+        Ok(Err(error)) => tracing::warn!(%error, "a report to the service manager was cancelled"),
+        Err(_) => tracing::warn!("the service manager takes no reports"),
+    }
+}
