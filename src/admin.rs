@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod drain;
 mod http_server;
 mod member_figures;
+mod revocation_effect;
 pub mod socket;
 pub mod status;
 mod table;
