@@ -192,7 +192,7 @@ fn the_tables_of_promises_name_tests_that_exist() {
 
 fn metrics() -> BTreeSet<String> {
     let registry = Metrics::new(vec!["/a/B"]);
-    registry.call_ended(0, 0, Some(std::time::Duration::ZERO));
+    registry.call_ended(0, 0, || "OK", Some(std::time::Duration::ZERO));
     registry.member_ready.get_or_create(&one("member", "1")).set(1);
     registry.member_leader.get_or_create(&one("member", "1")).set(1);
     let everything = MemberSample {

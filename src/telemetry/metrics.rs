@@ -40,14 +40,14 @@ const LATENCY: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct CallLabels {
     method: &'static str,
-    code: u8,
+    code: &'static str,
 }
 
 impl EncodeLabelSet for CallLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
         use prometheus_client::encoding::EncodeLabel as _;
         ("method", self.method).encode(encoder.encode_label())?;
-        ("code", u32::from(self.code)).encode(encoder.encode_label())
+        ("code", self.code).encode(encoder.encode_label())
     }
 }
 
@@ -294,12 +294,20 @@ impl Metrics {
         }
     }
 
-    /// Counts a finished call. `row` is the method's index in the list given to [`Metrics::new`]. `took` is
-    /// given for unary calls only: a stream's lifetime is no measure of speed.
-    pub fn call_ended(&self, row: usize, code: u8, took: Option<Duration>) {
+    /// Counts a finished call. `row` is the method's index in the list given to [`Metrics::new`]; `code_name`
+    /// returns the label of `code`, and is called for the first such call only. `took` is given for unary
+    /// calls only: a stream's lifetime is no measure of speed.
+    pub fn call_ended(
+        &self,
+        row: usize,
+        code: u8,
+        code_name: impl FnOnce() -> &'static str,
+        took: Option<Duration>,
+    ) {
         let (Some(cells), Some(method)) = (self.rows.get(row), self.methods.get(row)) else { return };
         if let Some(cell) = cells.codes.get(usize::from(code)) {
-            cell.get_or_init(|| self.calls.get_or_create(&CallLabels { method, code }).clone()).inc();
+            let labels = || CallLabels { method, code: code_name() };
+            cell.get_or_init(|| self.calls.get_or_create(&labels()).clone()).inc();
         }
         if let Some(took) = took {
             let labels = || [("method", (*method).to_owned())];
@@ -393,12 +401,12 @@ mod tests {
     #[test]
     fn calls_are_counted_by_method_and_code() {
         let metrics = Metrics::new(vec!["/a/B", "/a/C"]);
-        metrics.call_ended(1, 16, Some(Duration::from_millis(2)));
-        metrics.call_ended(1, 16, None);
-        metrics.call_ended(7, 0, None);
+        metrics.call_ended(1, 16, || "Unauthenticated", Some(Duration::from_millis(2)));
+        metrics.call_ended(1, 16, || unreachable!("the counter exists"), None);
+        metrics.call_ended(7, 0, || "OK", None);
         metrics.member_ready.get_or_create(&one("member", "1f")).set(1);
         let text = metrics.text().expect("text");
-        assert!(text.contains("keyward_calls_total{method=\"/a/C\",code=\"16\"} 2"), "{text}");
+        assert!(text.contains("keyward_calls_total{method=\"/a/C\",code=\"Unauthenticated\"} 2"), "{text}");
         assert!(text.contains("keyward_call_duration_seconds_count{method=\"/a/C\"} 1"), "{text}");
         assert!(text.contains("keyward_member_ready{member=\"1f\"} 1"), "{text}");
         assert!(!text.contains("/a/B"), "{text}");
