@@ -7,6 +7,7 @@
 
 pub mod audit_metrics;
 pub mod connection_metrics;
+pub mod exposition;
 pub mod limit_metrics;
 pub mod limiter;
 pub mod log_throttle;

@@ -325,7 +325,7 @@ impl Metrics {
         cells.filter_map(OnceLock::get).map(Counter::<u64, AtomicU64>::get).sum()
     }
 
-    /// The metrics in Prometheus text format.
+    /// The metrics in the OpenMetrics text format.
     ///
     /// # Errors
     /// Never in practice: writing to a string does not fail.

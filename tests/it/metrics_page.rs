@@ -1,4 +1,4 @@
-//! The page `/metrics` of the admin address: its series, their labels and their units.
+//! The page `/metrics` of the admin address: its formats, its series and their labels.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -53,5 +53,30 @@ fn calls_are_counted_by_the_name_of_their_code() {
             let line = format!("keyward_calls_total{{method=\"{RANGE}\",code=\"{code}\"}} 1\n");
             assert!(body.contains(&line), "{line}{body}");
         }
+    });
+}
+
+const OPEN_METRICS: &str = "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
+const PROMETHEUS_TEXT: &str = "content-type: text/plain; version=0.0.4; charset=utf-8\r\n";
+
+/// Two scrapes at the same time share a text only if they have the same format.
+#[test]
+fn each_client_gets_the_format_of_its_accept_header() {
+    real(async {
+        let (_member, keyward) = one_member();
+        let address = admin_address(&keyward).await;
+        keyward.metrics.panics.inc();
+        let open = "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2\r\n";
+        let ((head, body), (old_head, old_body)) = tokio::join!(scrape(address, open), scrape(address, ""));
+        assert!(head.contains(OPEN_METRICS), "{head}");
+        assert!(body.contains("# TYPE keyward_panics counter\nkeyward_panics_total 1\n"), "{body}");
+        assert!(body.contains("\n# UNIT ") && body.ends_with("\n# EOF\n"), "{body}");
+        assert!(old_head.contains(PROMETHEUS_TEXT), "{old_head}");
+        let counter = "# TYPE keyward_panics_total counter\nkeyward_panics_total 1\n";
+        assert!(old_body.contains(counter), "{old_body}");
+        assert!(!old_body.contains("# UNIT") && !old_body.contains("# EOF"), "{old_body}");
+        let refused = "Accept: application/openmetrics-text;q=0, text/plain\r\n";
+        let (head, _) = scrape(address, refused).await;
+        assert!(head.contains(PROMETHEUS_TEXT), "{head}");
     });
 }
