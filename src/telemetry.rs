@@ -15,6 +15,7 @@ pub mod member_metrics;
 pub mod metrics;
 pub mod policy_metrics;
 pub mod policy_store_metrics;
+mod process_metrics;
 pub mod request_memory_metrics;
 pub mod rest_metrics;
 pub mod single_label;

@@ -24,6 +24,7 @@ use crate::telemetry::limit_metrics::LimitMetrics;
 use crate::telemetry::member_metrics::MemberMetrics;
 use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::telemetry::policy_store_metrics::PolicyStoreMetrics;
+use crate::telemetry::process_metrics::ProcessCollector;
 use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 use crate::telemetry::rest_metrics::RestLabels;
 use crate::telemetry::single_label::{SingleLabel, one};
@@ -183,6 +184,7 @@ impl Metrics {
     #[must_use]
     pub fn new(methods: Vec<&'static str>) -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
+        register_build_info(&mut registry);
         let calls = Family::default();
         registry.register("calls", "Calls that ended, by method and gRPC code", calls.clone());
         let latency = Family::new_with_constructor((|| Histogram::new(LATENCY)) as fn() -> Histogram);
@@ -330,18 +332,24 @@ impl Metrics {
     /// # Errors
     /// Never in practice: writing to a string does not fail.
     pub fn text(&self) -> Result<String, std::fmt::Error> {
-        self.text_with(Vec::new())
+        let mut text = String::with_capacity(16 * 1024);
+        encode(&mut text, &self.registry)?;
+        Ok(text)
     }
 
-    /// The same, followed by counters kept outside of the registry.
+    /// The page of the admin address: the same, followed by the process's figures and by counters kept outside
+    /// of the registry.
     ///
     /// # Errors
     /// As [`text`](Self::text).
-    pub fn text_with(&self, families: Vec<CounterFamily>) -> Result<String, std::fmt::Error> {
+    pub fn admin_text(&self, families: Vec<CounterFamily>) -> Result<String, std::fmt::Error> {
+        let mut process = Registry::default();
+        process.register_collector(Box::new(ProcessCollector));
         let mut further = Registry::with_prefix(PREFIX);
         families.into_iter().for_each(|family| further.register_collector(Box::new(family)));
         let mut text = String::with_capacity(16 * 1024);
         encode_registry(&mut text, &self.registry)?;
+        encode_registry(&mut text, &process)?;
         encode(&mut text, &further)?;
         Ok(text)
     }
@@ -387,6 +395,18 @@ impl OddAuthority {
     }
 }
 
+/// Registers a gauge of 1 with the program's version and platform.
+fn register_build_info(registry: &mut Registry) {
+    let info = Family::<[(&str, &str); 3], Gauge>::default();
+    let labels = [
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("os", std::env::consts::OS),
+        ("arch", std::env::consts::ARCH),
+    ];
+    info.get_or_create(&labels).set(1);
+    registry.register("build_info", "1, with the version and the platform of the program", info);
+}
+
 /// Registers an empty metric.
 fn registered<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
     let metric = M::default();
@@ -419,9 +439,28 @@ mod tests {
         let family = CounterFamily { name: "things", help: "Things, by name", label: "name", rows };
         let metrics = Metrics::new(Vec::new());
         let begin = metrics.text().expect("text");
-        let text = metrics.text_with(vec![family]).expect("text");
+        let text = metrics.admin_text(vec![family]).expect("text");
         let further = "# HELP keyward_things Things, by name.\n# TYPE keyward_things counter\n\
                        keyward_things_total{name=\"b\"} 2\nkeyward_things_total{name=\"a\"} 1\n";
-        assert_eq!(text, begin.replace("# EOF\n", further) + "# EOF\n");
+        let begin = begin.strip_suffix("# EOF\n").expect("an end");
+        let end = text.strip_prefix(begin).expect("the registry comes first");
+        let process = end.strip_suffix(&format!("{further}# EOF\n")).expect("the families come last");
+        assert!(!process.contains("keyward_"), "{process}");
+    }
+
+    /// The conversion to the old text leaves help texts as they are.
+    #[test]
+    fn every_family_has_a_type_and_a_help_text_without_escapes() {
+        let text = Metrics::new(Vec::new()).admin_text(Vec::new()).expect("text");
+        let mut types = 0;
+        for line in text.lines().filter(|line| line.starts_with('#')) {
+            assert!(!line.contains(['\\', '"']), "{line}");
+            if let Some(described) = line.strip_prefix("# TYPE ") {
+                let kind = described.split_once(' ').map(|(_, kind)| kind);
+                assert!(matches!(kind, Some("counter" | "gauge" | "histogram")), "{line}");
+                types += 1;
+            }
+        }
+        assert!(types > 50, "{types}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use keyward::admin;
 use keyward::refusal::Code;
@@ -78,5 +79,36 @@ fn each_client_gets_the_format_of_its_accept_header() {
         let refused = "Accept: application/openmetrics-text;q=0, text/plain\r\n";
         let (head, _) = scrape(address, refused).await;
         assert!(head.contains(PROMETHEUS_TEXT), "{head}");
+    });
+}
+
+/// The value of the first sample of this name on a page of either format.
+fn value(page: &str, name: &str) -> f64 {
+    let sample = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix([' ', '{']));
+    let value = sample.and_then(|sample| sample.rsplit(' ').next()?.parse().ok());
+    value.unwrap_or_else(|| panic!("{name}: {page}"))
+}
+
+#[test]
+fn the_program_tells_its_version_and_its_process() {
+    real(async {
+        let (_member, keyward) = one_member();
+        let (_, page) = scrape(admin_address(&keyward).await, "").await;
+        let version = format!("keyward_build_info{{version=\"{}\"", env!("CARGO_PKG_VERSION"));
+        assert!(page.contains(&version), "{page}");
+        assert_eq!(value(&page, "keyward_build_info"), 1.0);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs_f64();
+        let age = now - value(&page, "process_start_time_seconds");
+        assert!((-2.0..24.0 * 3600.0).contains(&age), "{age}");
+        let cpu = value(&page, "process_cpu_seconds_total");
+        assert!((0.0..24.0 * 3600.0).contains(&cpu), "{cpu}");
+        let (open, most) = (value(&page, "process_open_fds"), value(&page, "process_max_fds"));
+        assert!(open > 3.0 && open < most, "{open} {most}");
+        assert!(value(&page, "process_threads") >= 2.0, "the test runner's thread, and this one");
+        let (resident, all) =
+            (value(&page, "process_resident_memory_bytes"), value(&page, "process_virtual_memory_bytes"));
+        assert!(resident > 1_000_000.0 && resident < all, "{resident} {all}");
+        // The page of a client listener tells nothing about the process.
+        assert!(!keyward.metrics.text().expect("text").contains("process_"));
     });
 }
