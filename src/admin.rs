@@ -2,7 +2,8 @@
 //!
 //! Owns: the answers of `/livez`, `/readyz` and `/metrics`; `connections` serves them. Must not know: the
 //! sockets of the data path. Invariants: no request on the admin address changes state (commands come by
-//! `socket`); answers hold no key, user or secret.
+//! `socket`); answers hold no key and no secret, and no user except for those with a certificate in the
+//! configuration.
 
 pub mod doctor;
 pub mod drain;

@@ -6,6 +6,7 @@
 //! because their frames and headers carry tokens and passwords.
 
 pub mod audit_metrics;
+pub mod config_metrics;
 pub mod connection_metrics;
 pub mod exposition;
 pub mod limit_metrics;

@@ -1,8 +1,8 @@
 //! The metrics of `/metrics`, as handles resolved once.
 //!
 //! Owns: names, help texts, units, label sets. Must not know: the callers that count. Invariant: every
-//! label comes from a closed set (such as method row, gRPC code, member, reason, result); never a key of
-//! the store, a user's text, a watch ID or an error text.
+//! label comes from a closed set (such as method row, gRPC code, member, reason, result) or from the
+//! configuration; never a key of the store, a client's text, a watch ID or an error text.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -19,6 +19,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::telemetry::audit_metrics::AuditMetrics;
+use crate::telemetry::config_metrics::ConfigMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
 use crate::telemetry::limit_metrics::LimitMetrics;
 use crate::telemetry::member_metrics::MemberMetrics;
@@ -83,6 +84,8 @@ impl TryMetrics {
 /// All metrics of the process. Counting is a single atomic operation.
 pub struct Metrics {
     registry: Registry,
+    /// Metrics for the admin address only.
+    admin_registry: Registry,
     methods: Vec<&'static str>,
     rows: Vec<MethodMetrics>,
     calls: Family<CallLabels, Counter>,
@@ -141,6 +144,8 @@ pub struct Metrics {
     pub reloads: Counter,
     /// Reloads rejected because of a fault in the configuration; the previous configuration stays in force.
     pub reloads_refused: Counter,
+    /// The last reading of the configuration, and its certificates.
+    pub config: ConfigMetrics,
     /// The age of the known revocations in seconds.
     pub revocation_age: Gauge<f64, AtomicU64>,
     /// Seconds since the last probe answered by a member of the cluster that sees a leader.
@@ -183,7 +188,8 @@ impl Metrics {
     #[expect(clippy::too_many_lines, reason = "a line or two for each metric, and no branch")]
     #[must_use]
     pub fn new(methods: Vec<&'static str>) -> Self {
-        let mut registry = Registry::with_prefix(PREFIX);
+        let (mut registry, mut admin_registry) =
+            (Registry::with_prefix(PREFIX), Registry::with_prefix(PREFIX));
         register_build_info(&mut registry);
         let calls = Family::default();
         registry.register("calls", "Calls that ended, by method and gRPC code", calls.clone());
@@ -244,6 +250,7 @@ impl Metrics {
         let member_figures =
             MemberMetrics::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
         Self {
+            config: ConfigMetrics::registered(&mut registry, &mut admin_registry),
             unread: UnreadMetrics::registered(&mut registry),
             connection_figures: ConnectionMetrics::registered(&mut registry),
             limits: LimitMetrics::registered(&mut registry),
@@ -254,6 +261,7 @@ impl Metrics {
             odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,
+            admin_registry,
             methods,
             calls,
             latency,
@@ -327,7 +335,7 @@ impl Metrics {
         cells.filter_map(OnceLock::get).map(Counter::<u64, AtomicU64>::get).sum()
     }
 
-    /// The metrics in the OpenMetrics text format.
+    /// The metrics in the OpenMetrics text format, without those for the admin address only.
     ///
     /// # Errors
     /// Never in practice: writing to a string does not fail.
@@ -337,8 +345,8 @@ impl Metrics {
         Ok(text)
     }
 
-    /// The page of the admin address: the same, followed by the process's figures and by counters kept outside
-    /// of the registry.
+    /// The page of the admin address: the same, followed by the metrics for this page only, by the process's
+    /// figures, and by counters kept outside of the registry.
     ///
     /// # Errors
     /// As [`text`](Self::text).
@@ -349,6 +357,7 @@ impl Metrics {
         families.into_iter().for_each(|family| further.register_collector(Box::new(family)));
         let mut text = String::with_capacity(16 * 1024);
         encode_registry(&mut text, &self.registry)?;
+        encode_registry(&mut text, &self.admin_registry)?;
         encode_registry(&mut text, &process)?;
         encode(&mut text, &further)?;
         Ok(text)

@@ -1,14 +1,19 @@
 //! The page `/metrics` of the admin address: its formats, its series and their labels.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use keyward::admin;
+use keyward::members::membership::AuthSetting;
 use keyward::refusal::Code;
+use keyward::tasks::Tasks;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, date_time_ymd};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+use crate::member::Member;
 use crate::rig::{Keyward, one_member, real};
 use crate::words::{RANGE, range, ranged};
 
@@ -110,5 +115,52 @@ fn the_program_tells_its_version_and_its_process() {
         assert!(resident > 1_000_000.0 && resident < all, "{resident} {all}");
         // The page of a client listener tells nothing about the process.
         assert!(!keyward.metrics.text().expect("text").contains("process_"));
+    });
+}
+
+/// Writes a certificate with this common name, valid until the year begins, and its key.
+fn write_certificate(folder: &Path, name: &str, year: i32) {
+    let mut params = CertificateParams::new(vec!["keyward.test".to_owned()]).expect("a name");
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.not_after = date_time_ymd(year, 1, 1);
+    let key = KeyPair::generate().expect("a key");
+    let write = |kind: &str, pem: String| {
+        std::fs::write(folder.join(name).with_extension(kind), pem).expect("written");
+    };
+    write("crt", params.self_signed(&key).expect("signed").pem());
+    write("key", key.serialize_pem());
+}
+
+#[test]
+fn the_configuration_and_its_certificates_are_shown() {
+    real(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_certificate(folder.path(), "server", 2100);
+        write_certificate(folder.path(), "client", 2101);
+        write_certificate(folder.path(), "alice", 2102);
+        let listener = "tls = { cert = \"server.crt\", key = \"server.key\" }\n";
+        let lines = "endpoints = [\"https://127.0.0.1:1\"]\n\
+                     tls = { ca = \"client.crt\", cert = \"client.crt\", key = \"client.key\" }\n\
+                     [[user]]\nname = \"alice\"\ncert = \"alice.crt\"\nkey = \"alice.key\"\n";
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), listener, lines);
+        let (_, page) = scrape(admin_address(&keyward).await, "").await;
+        let ends = "keyward_certificate_not_after_timestamp_seconds";
+        let mut shown: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix(ends)).collect();
+        shown.sort_unstable();
+        let expected = [
+            "{use=\"listener\",name=\"clients\"} 4102444800",
+            "{use=\"members\",name=\"cluster.tls\"} 4133980800",
+            "{use=\"members_ca\",name=\"cluster.tls\"} 4133980800",
+            "{use=\"user\",name=\"alice\"} 4165516800",
+        ];
+        assert_eq!(shown, expected);
+        assert_eq!(value(&page, "keyward_config_last_reload_successful"), 1.0);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs_f64();
+        let age = now - value(&page, "keyward_config_last_reload_attempt_timestamp_seconds");
+        assert!((0.0..120.0).contains(&age), "{age}");
+        // The page of a client listener names no etcd user.
+        assert!(!keyward.metrics.text().expect("text").contains("alice"));
     });
 }
