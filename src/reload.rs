@@ -14,12 +14,13 @@ mod restart;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::config::certificate_expiry::configured_certificates;
 use crate::config::{self, Config, ConfigFaults, ConfigWarning};
 use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
@@ -163,8 +164,13 @@ impl Reload {
                 false
             }
         };
-        let counter = if published { &self.metrics.reloads } else { &self.metrics.reloads_refused };
-        counter.inc();
+        if published {
+            self.metrics.reloads.inc();
+            show_accepted(&self.metrics, &self.current);
+        } else {
+            self.metrics.reloads_refused.inc();
+            self.metrics.config.reload_attempted(false, SystemTime::now());
+        }
         published
     }
 
@@ -215,6 +221,13 @@ impl Reload {
         self.current = config;
         true
     }
+}
+
+/// Shows in the metrics that `config`, read just now, is in force, and the expiry of its certificates.
+pub fn show_accepted(metrics: &Metrics, config: &Config) {
+    metrics.config.reload_attempted(true, SystemTime::now());
+    let certificates = configured_certificates(config).into_iter();
+    metrics.config.put_certificates(certificates.map(|at| (at.usage.label(), at.name, at.ends)));
 }
 
 #[cfg(test)]
@@ -275,6 +288,8 @@ mod tests {
         let mut reload = reload(&path, vec![other, noting(&published)]);
         configuration(&path, "two").unwrap();
         assert!(reload.read_again().await);
+        let text = reload.metrics.text().unwrap();
+        assert!(text.contains("\nkeyward_config_last_reload_successful 1\n"), "{text}");
         assert_eq!(published.take(), ["other", "prefix"]);
         assert!(reload.read_again().await);
         assert_eq!(published.take(), ["other"], "it is compared with what was published last");
@@ -288,6 +303,8 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(!reload.read_again().await);
         assert!(published.take().is_empty(), "one part that cannot be prepared keeps all");
+        let text = reload.metrics.text().unwrap();
+        assert!(text.contains("\nkeyward_config_last_reload_successful 0\n"), "{text}");
         assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (2, 4));
     }
 

@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::certificate_expiry;
 use super::{DoctorReport, Finding, Severity};
+use crate::config::certificate_expiry::configured_certificates;
 use crate::config::{Config, KeySource, RevocationPersistence, Scheme};
 use crate::credentials::RootHolders;
 use crate::downstream::connection_table::ConnectionOccupancy;
@@ -490,7 +490,7 @@ impl DoctorInputs<'_> {
     }
 
     fn certificates(&self, findings: &mut DoctorFindings) {
-        for certificate in certificate_expiry::configured_certificates(self.config) {
+        for certificate in configured_certificates(self.config) {
             let left = certificate.ends.duration_since(self.now).unwrap_or_default();
             if left > ENDS_SOON {
                 continue;
@@ -502,11 +502,11 @@ impl DoctorInputs<'_> {
                 }
                 left => (Severity::Warning, format!("it ends in {} days", left.as_secs() / 86_400)),
             };
-            let what = format!("{when}: then {}", certificate.loss);
+            let what = format!("{when}: then {}", certificate.usage.loss());
             findings.add(
                 severity,
                 "certificate",
-                certificate.key,
+                certificate.key(),
                 what,
                 "renew it in place: files are followed",
             );
