@@ -51,6 +51,11 @@ use keyward::watch::hub::{Hub, HubInput, HubOutput, HubTiming, UpstreamStreamId,
 use prost::Message as _;
 use tokio::time::Instant;
 
+/// The allocator of the program.
+#[cfg(target_os = "linux")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// Sessions in the shard's memory beside the session of the call.
 const OTHERS: usize = 2000;
 const KEY: &str = "/registry/services/endpoints/default/kubernetes";

@@ -2,12 +2,14 @@
 //!
 //! Owns: the answers of `/livez`, `/readyz` and `/metrics`; `connections` serves them. Must not know: the
 //! sockets of the data path. Invariants: no request on the admin address changes state (commands come by
-//! `socket`); answers hold no key, user or secret.
+//! `socket`); answers hold no key and no secret, and no user except for those with a certificate in the
+//! configuration.
 
 pub mod doctor;
 pub mod drain;
 mod http_server;
 mod member_figures;
+mod revocation_effect;
 pub mod socket;
 pub mod status;
 mod table;
@@ -226,7 +228,7 @@ impl AdminState {
             self.sealer.opened_by_key().into_iter().map(|(key, opened)| (key.to_string(), opened)).collect();
         let keys = keys.iter().map(|(key, opened)| (key.as_str(), *opened)).collect();
         let losses = vec![("queue_full", LOSSES.queue_full()), ("write_failed", LOSSES.write_failed())];
-        self.metrics.text_with(vec![
+        self.metrics.admin_text(vec![
             family("upstream_logins", "Logins at members, by result", "result", logins),
             family("upstream_touches", "Idle tokens kept alive by a read, by result", "result", touches),
             family(

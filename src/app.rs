@@ -299,6 +299,7 @@ fn new_metrics(config: &Config) -> Arc<Metrics> {
     let metrics = Arc::new(Metrics::new(paths.collect()));
     let unverified = config.cluster.tls.as_ref().is_some_and(|tls| !tls.verifies_members());
     metrics.members_unverified.set(unverified.into());
+    reload::show_accepted(&metrics, config);
     metrics
 }
 

@@ -9,6 +9,7 @@
 mod admin_socket;
 pub mod audit_settings;
 mod certificate_checks;
+pub mod certificate_expiry;
 mod client_connections;
 mod client_tls;
 mod endpoint;

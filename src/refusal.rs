@@ -401,8 +401,8 @@ impl Code {
         usize::try_from(number).ok().and_then(|at| Self::ALL.get(at)).copied().unwrap_or(Self::Unknown)
     }
 
-    /// The name in Go and in etcd's watch answers (`rpc error: code = Unauthenticated desc = …`); also a
-    /// metric label.
+    /// The name in Go and in etcd's watch answers (`rpc error: code = Unauthenticated desc = …`); also in
+    /// audit records, and a label of metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

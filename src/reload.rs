@@ -15,12 +15,13 @@ mod restart;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::config::certificate_expiry::configured_certificates;
 use crate::config::reload_request::{AppliedReload, ReloadOutcome, ReloadRequestReceiver};
 use crate::config::{self, Config, ConfigFaults, ConfigWarning};
 use crate::io::service_manager;
@@ -177,6 +178,7 @@ impl Reload {
         match outcome {
             Ok(applied) => {
                 self.metrics.reloads.inc();
+                show_accepted(&self.metrics, &self.current);
                 ReloadOutcome::Applied(applied)
             }
             Err(faults) => {
@@ -184,6 +186,7 @@ impl Reload {
                     tracing::error!(fault, "configuration not reloaded");
                 }
                 self.metrics.reloads_refused.inc();
+                self.metrics.config.reload_attempted(false, SystemTime::now());
                 ReloadOutcome::Refused(faults)
             }
         }
@@ -229,6 +232,13 @@ impl Reload {
         self.current = config;
         Ok(applied)
     }
+}
+
+/// Shows in the metrics that `config`, read just now, is in force, and the expiry of its certificates.
+pub fn show_accepted(metrics: &Metrics, config: &Config) {
+    metrics.config.reload_attempted(true, SystemTime::now());
+    let certificates = configured_certificates(config).into_iter();
+    metrics.config.put_certificates(certificates.map(|at| (at.usage.label(), at.name, at.ends)));
 }
 
 #[cfg(test)]
@@ -289,6 +299,8 @@ mod tests {
         let mut reload = reload(&path, vec![other, noting(&published)]);
         configuration(&path, "two").unwrap();
         assert!(reload.read_again().await.is_applied());
+        let text = reload.metrics.text().unwrap();
+        assert!(text.contains("\nkeyward_config_last_reload_successful 1\n"), "{text}");
         assert_eq!(published.take(), ["other", "prefix"]);
         assert!(reload.read_again().await.is_applied());
         assert_eq!(published.take(), ["other"], "it is compared with what was published last");
@@ -302,6 +314,8 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(!reload.read_again().await.is_applied());
         assert!(published.take().is_empty(), "one part that cannot be prepared keeps all");
+        let text = reload.metrics.text().unwrap();
+        assert!(text.contains("\nkeyward_config_last_reload_successful 0\n"), "{text}");
         assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (2, 4));
     }
 

@@ -6,7 +6,9 @@
 //! because their frames and headers carry tokens and passwords.
 
 pub mod audit_metrics;
+pub mod config_metrics;
 pub mod connection_metrics;
+pub mod exposition;
 pub mod limit_metrics;
 pub mod limiter;
 pub mod log_filter;
@@ -15,6 +17,7 @@ pub mod member_metrics;
 pub mod metrics;
 pub mod policy_metrics;
 pub mod policy_store_metrics;
+mod process_metrics;
 pub mod request_memory_metrics;
 pub mod rest_metrics;
 pub mod single_label;

@@ -4,7 +4,6 @@
 //! Must not know: the data path. Invariants: an examination changes no state; inputs that could not be read
 //! are reported and never count as healthy; no finding contains a secret.
 
-mod certificate_expiry;
 mod checks;
 
 use std::fmt;

@@ -3,7 +3,7 @@
 //! Owns: HTTP/1.1 on the admin address, and the bounds of an admin client. Must not know: the content of an
 //! answer. Invariants: a client sending no request or not reading its answer is disconnected within [`LIFE`]
 //! and [`LAST`]; no client can lock out another: at the connection limit the oldest connection is closed, so
-//! a liveness probe always gets a connection; concurrent scrapes of the metrics share one text.
+//! a liveness probe always gets a connection; concurrent scrapes of the metrics in one format share one text.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -26,6 +26,7 @@ use tokio::time::{Instant, timeout};
 
 use super::AdminState;
 use crate::tasks::{TaskHandle, Tasks};
+use crate::telemetry::exposition::ExpositionFormat;
 
 /// Time limit for receiving a request's header.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -40,13 +41,10 @@ const HEAD: usize = 16 * 1024;
 /// Maximum age of a metrics text shared with a further scrape.
 const FRESH: Duration = Duration::from_secs(1);
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-/// The exposition format of the metrics library (OpenMetrics); Prometheus reads it since 2.5.
-const METRICS: HeaderValue =
-    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
 /// Serves the admin address forever.
 pub async fn serve(listener: TcpListener, state: Arc<AdminState>, tasks: Tasks) {
-    let page = Rc::new(MetricsPage::default());
+    let pages = Rc::new(MetricsPages::default());
     let mut open: VecDeque<TaskHandle> = VecDeque::new();
     loop {
         let stream = match listener.accept().await {
@@ -62,16 +60,16 @@ pub async fn serve(listener: TcpListener, state: Arc<AdminState>, tasks: Tasks) 
             // Dropping the task's handle closes the connection.
             drop(open.pop_front());
         }
-        let connection = serve_connection(stream, Arc::clone(&state), Rc::clone(&page));
+        let connection = serve_connection(stream, Arc::clone(&state), Rc::clone(&pages));
         open.push_back(tasks.spawn("admin connection", connection));
         // Yields, so that every accepted connection runs before later connections can evict it.
         tokio::task::yield_now().await;
     }
 }
 
-async fn serve_connection(stream: TcpStream, state: Arc<AdminState>, page: Rc<MetricsPage>) {
+async fn serve_connection(stream: TcpStream, state: Arc<AdminState>, pages: Rc<MetricsPages>) {
     let service = service_fn(|request: Request<Incoming>| {
-        let response = respond(&state, &page, &request);
+        let response = respond(&state, &pages, &request);
         async move { Ok::<_, Infallible>(response) }
     });
     let mut builder = Builder::new();
@@ -91,11 +89,12 @@ async fn serve_connection(stream: TcpStream, state: Arc<AdminState>, page: Rc<Me
     }
 }
 
-fn respond(state: &AdminState, page: &MetricsPage, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn respond(state: &AdminState, pages: &MetricsPages, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let path = request.uri().path();
     let (status, content_type, text) = if request.method() == Method::GET && path == "/metrics" {
-        match page.text(|| state.metrics_text()) {
-            Ok(text) => (StatusCode::OK, METRICS, text),
+        let format = ExpositionFormat::accepted_by(request.headers());
+        match pages.of(format).text(|| state.metrics_text().map(|text| format.convert(text))) {
+            Ok(text) => (StatusCode::OK, format.content_type(), text),
             Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, PLAIN, error.to_string().into()),
         }
     } else {
@@ -108,7 +107,23 @@ fn respond(state: &AdminState, page: &MetricsPage, request: &Request<Incoming>) 
     response
 }
 
-/// The metrics text of the scrapes in progress.
+/// The metrics texts of the scrapes in progress, by format.
+#[derive(Default)]
+struct MetricsPages {
+    open_metrics: MetricsPage,
+    prometheus_text: MetricsPage,
+}
+
+impl MetricsPages {
+    fn of(&self, format: ExpositionFormat) -> &MetricsPage {
+        match format {
+            ExpositionFormat::OpenMetrics => &self.open_metrics,
+            ExpositionFormat::PrometheusText => &self.prometheus_text,
+        }
+    }
+}
+
+/// The metrics text of the scrapes in progress, in one format.
 #[derive(Default)]
 struct MetricsPage(RefCell<Option<(Instant, Weak<String>)>>);
 

@@ -25,6 +25,7 @@ use tokio::time::timeout;
 use super::AdminState;
 use super::doctor::{Doctor, DoctorReport};
 use super::drain::{Phase, Progress, Stage};
+use super::revocation_effect::RevocationEffect;
 use super::status::ReplicaStatus;
 use crate::audit::log::AuditLog;
 use crate::audit::record::{AdminAuditRecord, Timestamp};
@@ -305,29 +306,28 @@ impl AdminCommandService {
     }
 
     async fn change(&self, change: RevocationChange) -> AdminAnswer {
-        match self.register.change(change).await {
-            Ok(RevocationStorage::Etcd) => {
-                AdminAnswer::Done("in force on this replica now, on all others within 2 s".into())
+        let effect = RevocationEffect::before(change.clone(), &self.sealer, &self.register.revocations());
+        let storage = match self.register.change(change).await {
+            Ok(RevocationStorage::Etcd) => "in force on this replica now, on all others within 2 s",
+            Ok(RevocationStorage::File) => {
+                "in force now; kept in revocation.state_file, for this replica alone"
             }
-            Ok(RevocationStorage::File) => AdminAnswer::Done(
-                "in force now; kept in revocation.state_file, for this replica alone".into(),
-            ),
-            Ok(RevocationStorage::Memory) => AdminAnswer::Done(
+            Ok(RevocationStorage::Memory) => {
                 "in force now, until this process ends: set revocation.etcd_prefix or revocation.state_file \
                  to keep it"
-                    .into(),
-            ),
+            }
             Err(trouble) => {
                 let why = trouble.to_string();
-                match trouble {
+                return match trouble {
                     RevocationError::NotKept(_) => AdminAnswer::NotKept(why),
                     RevocationError::Unknown(_) => AdminAnswer::Unknown(why),
                     RevocationError::Unchanged(_) | RevocationError::Full(_) | RevocationError::Busy => {
                         AdminAnswer::Failed(why)
                     }
-                }
+                };
             }
-        }
+        };
+        AdminAnswer::Done(format!("{storage}\n{}", effect.describe(&self.sealer).await))
     }
 
     async fn reload_configuration(&self, uid: Option<u32>) -> AdminAnswer {

@@ -19,6 +19,8 @@ const MOST_RANGES: usize = 64;
 pub const LONGEST_KEY: usize = 1024;
 /// Bytes of all keys of a record; ranges past the bound are counted only.
 const MOST_KEY_BYTES: usize = 16 * 1024;
+/// Bytes that most records have room in, without a second allocation.
+const USUAL_RECORD: usize = 1024;
 /// Bytes of a name in a record: peer, user, method, user agent, target.
 const LONGEST_NAME: usize = 512;
 
@@ -378,7 +380,7 @@ impl LogAuditRecord<'_> {
 /// The JSON object of a record.
 #[must_use]
 pub fn body(record: &impl Serialize) -> Vec<u8> {
-    let mut body = Vec::with_capacity(512);
+    let mut body = Vec::with_capacity(USUAL_RECORD);
     // A record has text keys only, and a vector takes every byte.
     if serde_json::to_writer(&mut body, record).is_err() {
         body.clear();

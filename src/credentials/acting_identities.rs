@@ -13,8 +13,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use rustls::pki_types::CertificateDer;
 
@@ -105,6 +107,12 @@ pub struct ActingIdentities {
     /// The configuration that the identities were made from.
     users: UpstreamUsers,
     trust: Option<MemberTrust>,
+}
+
+/// A cache of the identities used last: moka's default policy rejects newcomers beside frequently used
+/// entries, and each call of a newcomer would mint or sign again.
+fn recent_identities(idle: Duration) -> Cache<UserName, UpstreamIdentity> {
+    Cache::builder().max_capacity(OTHERS).eviction_policy(EvictionPolicy::lru()).time_to_idle(idle).build()
 }
 
 impl ActingIdentities {
@@ -254,12 +262,8 @@ impl Credentials {
             published: epoch(),
             epoch: if minted_as_before { before.epoch } else { epoch() },
             named: HashMap::new(),
-            made: if keeps_others {
-                before.made.clone()
-            } else {
-                Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build()
-            },
-            signed: Cache::builder().max_capacity(OTHERS).time_to_idle(idle).build(),
+            made: if keeps_others { before.made.clone() } else { recent_identities(idle) },
+            signed: recent_identities(idle),
             mint,
             signing,
             users: users.clone(),
@@ -415,6 +419,28 @@ mod tests {
         let members = Arc::new(ArcSwap::from_pointee(Membership::unknown(Instant::now())));
         let pages = MetricsPages { connector: Connector::tcp(None, second), members };
         credentials.act_for(&users, &cluster, pages).unwrap();
+    }
+
+    #[test]
+    fn a_full_cache_keeps_the_identity_of_a_newcomer() {
+        let (credentials, _control) =
+            Credentials::new(CredentialSettings::default(), ControlChannels::default())
+                .expect("random bytes");
+        let identity = |user: &str| {
+            let password = Secret::new("p".to_owned());
+            UpstreamIdentity::Password(credentials.identity(&user.into(), &password))
+        };
+        let (cache, shared) = (recent_identities(Duration::from_secs(60)), identity("alice"));
+        for number in 0..OTHERS {
+            let user = UserName::from(format!("user-{number}").as_str());
+            cache.insert(user.clone(), shared.clone());
+            // Frequent use of the old entries does not keep a newcomer out.
+            (0..3).for_each(|_| assert!(cache.get(&user).is_some()));
+        }
+        cache.insert("newcomer".into(), shared);
+        cache.run_pending_tasks();
+        assert!(cache.get(&UserName::from("newcomer")).is_some());
+        assert_eq!(cache.entry_count(), OTHERS);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! Token = `kw1_` + base64url of: key id (8) · realm tag (8) · nonce (24) · XChaCha20-Poly1305 box.
 //! Associated data: version, key id, realm, cluster id.
 
+mod ended_streams;
 mod opened_sessions;
 mod payload;
 mod presented_token;
@@ -33,6 +34,7 @@ use zeroize::Zeroizing;
 use crate::identity::{ClusterId, UserName};
 use crate::secret::Secret;
 
+pub use ended_streams::{EndedStreams, EndedStreamsOfShard};
 pub use opened_sessions::{LastOpened, OpenedSessions};
 pub use presented_token::PresentedToken;
 pub use revocations::{
@@ -136,8 +138,9 @@ pub struct SealRealm {
 /// time.
 pub struct Sealer {
     sealing: ArcSwap<SealerState>,
-    /// Notified after each replacement.
-    changes: watch::Sender<()>,
+    /// The number of replacements so far.
+    changes: watch::Sender<u64>,
+    ended_streams: Arc<EndedStreams>,
     seen: Cache<SessionId, Arc<Session>>,
 }
 
@@ -302,7 +305,8 @@ impl Sealer {
         };
         Self {
             sealing: ArcSwap::from_pointee(sealing),
-            changes: watch::Sender::new(()),
+            changes: watch::Sender::new(0),
+            ended_streams: Arc::default(),
             // moka's default policy keeps frequently used entries and rejects the newest.
             seen: Cache::builder()
                 .max_capacity(LISTED_SESSIONS)
@@ -354,7 +358,7 @@ impl Sealer {
 
     fn replace(&self, change: impl Fn(&Arc<SealerState>) -> SealerState) {
         self.sealing.rcu(change);
-        self.changes.send_replace(());
+        self.changes.send_modify(|count| *count += 1);
     }
 
     /// True if the revocations are known.
@@ -369,10 +373,22 @@ impl Sealer {
         !self.sealing.load().previous_realms.is_empty()
     }
 
-    /// A receiver notified whenever a valid session may have become invalid.
+    /// A receiver notified whenever a valid session may have become invalid, with the number of the change.
     #[must_use]
-    pub fn changes(&self) -> watch::Receiver<()> {
+    pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// The streams ended by the changes.
+    #[must_use]
+    pub fn ended_streams(&self) -> &Arc<EndedStreams> {
+        &self.ended_streams
+    }
+
+    /// Waits until every shard has ended its streams that are no longer valid. Cancel-safe.
+    pub async fn wait_until_applied(&self) {
+        let newest = *self.changes.borrow();
+        self.ended_streams.wait_until_applied(newest).await;
     }
 
     /// True if an opened session is still valid. While the revocations are unknown, a valid session stays

@@ -216,7 +216,7 @@ impl Drop for AccessRecord {
         let sinks = &*self.sinks;
         open(&sinks.metrics, self.method).dec();
         let row = usize::from(self.method.index);
-        sinks.metrics.call_ended(row, code as u8, is_unary(self.method).then_some(took));
+        sinks.metrics.call_ended(row, code as u8, || code.name(), is_unary(self.method).then_some(took));
         if let Some(audit) = &sinks.audit {
             let facts = CallFacts {
                 method: self.method,

@@ -144,9 +144,9 @@ impl ActiveStreams {
         self.by_password.notified().await;
     }
 
-    /// Authorizes every entry again and ends the entries without authorization. Entries arriving meanwhile
-    /// were authorized by the current rules.
-    async fn reauthorize_all(&self, gateway: &Gateway) {
+    /// Authorizes every entry again and ends the entries without authorization. Returns the number of ended
+    /// entries. Entries arriving meanwhile were authorized by the current rules.
+    async fn reauthorize_all(&self, gateway: &Gateway) -> u64 {
         let numbers: Vec<u64> = self.entries.borrow().keys().copied().collect();
         let mut ended = 0;
         for some in numbers.chunks(AT_A_TIME) {
@@ -155,7 +155,7 @@ impl ActiveStreams {
                 if let Some(life) = life
                     && let Err(refusal) = gateway.callers.may_continue(gateway, &life)
                 {
-                    ended += usize::from(self.end(&life, refusal));
+                    ended += u64::from(self.end(&life, refusal));
                 }
             }
             tokio::task::yield_now().await;
@@ -163,6 +163,7 @@ impl ActiveStreams {
         if ended > 0 {
             tracing::info!(ended, "streams ended with what had let them in");
         }
+        ended
     }
 
     /// Ends an entry. Returns true if the entry was still registered.
@@ -185,6 +186,7 @@ pub async fn reauthorize_on_changes(gateway: Rc<Gateway>) {
     let mut sessions = gateway.sealer.changes();
     let mut rules = gateway.callers.changes();
     let mut users = gateway.logins.changes();
+    let ended_streams = gateway.sealer.ended_streams().join(*sessions.borrow());
     loop {
         // All arms are cancel-safe. Dismissed connections always belong to this shard.
         let goes_on = tokio::select! {
@@ -196,7 +198,9 @@ pub async fn reauthorize_on_changes(gateway: Rc<Gateway>) {
         if !goes_on {
             return;
         }
-        gateway.active_streams.reauthorize_all(&gateway).await;
+        let change = *sessions.borrow_and_update();
+        let ended = gateway.active_streams.reauthorize_all(&gateway).await;
+        ended_streams.note(change, ended);
     }
 }
 

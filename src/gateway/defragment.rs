@@ -6,7 +6,8 @@
 //! Defragment without a named member defragments all voters, each in turn, the leader last, only while all
 //! other voters are ready; no member is begun after the client's deadline or after the client has left; a
 //! begun defragmentation runs to its end, even without a client; a member defragmented less than ten minutes
-//! ago is skipped; a member is taken out of service only for callers permitted to defragment.
+//! ago is skipped, unless the client forces it; a member is taken out of service only for callers permitted
+//! to defragment.
 
 mod lock;
 mod out_of_service;
@@ -41,6 +42,8 @@ pub use out_of_service::{DrainedMember, idle};
 
 /// The permission test: a caller permitted to make this read-only call may defragment, in every etcd version.
 const USERS: &str = "/etcdserverpb.Auth/UserList";
+/// Request metadata: also defragments members defragmented within the last ten minutes.
+const FORCE: &str = "keyward-force-defragment";
 /// A member defragmented within this time is skipped.
 const LATELY: Duration = Duration::from_secs(600);
 /// How long to wait until all voters are ready, unless the client's deadline is earlier.
@@ -132,7 +135,9 @@ async fn run(call: &Call<'_>, request: &UnaryRequest, wanted: MemberTarget) -> R
     let mut registration = gateway.enter(client, caller, Some(request.decided(call)))?;
     let (tell, told) = oneshot::channel();
     let in_use = caller.in_use();
-    let work = DefragmentJob { gateway: Rc::clone(gateway), user: caller.upstream_user.clone(), deadline };
+    let forces = call.headers.get(FORCE).is_some_and(|value| value == "true");
+    let user = caller.upstream_user.clone();
+    let work = DefragmentJob { gateway: Rc::clone(gateway), user, deadline, forces };
     // A separate task, because a begun defragmentation continues in the member even after its client has
     // left.
     let (_waits, left) = oneshot::channel::<()>();
@@ -209,6 +214,8 @@ struct DefragmentJob {
     gateway: Rc<Gateway>,
     user: UpstreamUser,
     deadline: Option<Instant>,
+    /// True if members defragmented lately are not skipped.
+    forces: bool,
 }
 
 impl DefragmentJob {
@@ -295,9 +302,13 @@ impl DefragmentJob {
         mut lock: Option<&mut DefragmentLock>,
         client: &oneshot::Sender<DefragmentResult>,
     ) -> DefragmentResult {
-        let mut over = self.gateway.defragmentations.lately();
-        if let Some(lock) = &lock {
-            over.extend(lock.lately().await.map_err(|error| refusal(&error.into(), None, &[]))?);
+        let mut over = BTreeSet::new();
+        if !self.forces {
+            over = self.gateway.defragmentations.lately();
+            if let Some(lock) = &lock {
+                over.extend(lock.lately().await.map_err(|error| refusal(&error.into(), None, &[]))?);
+            }
+            self.log_skipped(&over);
         }
         let (mut names, mut answer) = (Vec::new(), Bytes::new());
         loop {
@@ -312,6 +323,22 @@ impl DefragmentJob {
             answer = done.map_err(|trouble| refusal(&trouble, Some(&member), &names))?;
             over.insert(member.id);
             names.push(Arc::clone(&member.name));
+        }
+    }
+
+    /// Logs the voters that are skipped: the client gets a success also if every voter is, because
+    /// `etcdctl defrag --cluster` asks once for each member, and every member has Keyward's address.
+    fn log_skipped(&self, lately: &BTreeSet<MemberId>) {
+        let members = self.gateway.upstream.members.snapshot.load();
+        let skipped = voters(&members).filter(|member| lately.contains(&member.id));
+        let skipped: Vec<String> = skipped.map(|member| member_label(&member.name, member.id)).collect();
+        if !skipped.is_empty() {
+            tracing::info!(
+                skipped = skipped.join(", "),
+                minutes = LATELY.as_secs() / 60,
+                "members defragmented lately are not defragmented again; request metadata \
+                 keyward-force-defragment: true does"
+            );
         }
     }
 

@@ -519,6 +519,7 @@ impl MembersTask {
         };
         let mut after = census::derive_membership(&facts, self.confirmed);
         after.unanswered = self.unanswered();
+        after.is_probe_login_refused = self.places.iter().any(|place| place.login_refused);
         let by_list = |readiness| match readiness {
             Readiness::NotReady(UnreadyReason::Unlisted) => true,
             Readiness::NotReady(UnreadyReason::UnverifiedCluster) => {

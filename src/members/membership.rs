@@ -53,6 +53,8 @@ pub struct Membership {
     pub unanswered: Vec<UnansweredAddress>,
     /// The peer URLs of the members.
     pub peer_urls: PeerUrls,
+    /// True if etcd refuses the name and password of the probing user (`cluster.probe`).
+    pub is_probe_login_refused: bool,
     /// When a member of the cluster with a known leader last answered a probe; before the first answer, when
     /// probing began.
     pub confirmed: Instant,
@@ -124,6 +126,8 @@ pub struct AbsentMember {
     pub id: MemberId,
     /// The name in the member list; empty for a member that was never started.
     pub name: Arc<str>,
+    /// The role in the member list.
+    pub role: Role,
     /// Why the member has no address.
     pub why: AbsenceReason,
 }
@@ -234,6 +238,7 @@ impl Membership {
             foreign: Vec::new(),
             unanswered: Vec::new(),
             peer_urls: PeerUrls::Unknown,
+            is_probe_login_refused: false,
             confirmed: now,
             outage: Outage::Unreachable { since: now },
             holes: OpenHoles::default(),

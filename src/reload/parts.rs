@@ -367,7 +367,13 @@ mod tests {
 
     /// Writes a new certificate and key.
     fn write(folder: &Path, name: &str) {
+        write_until(folder, name, 2100);
+    }
+
+    /// Writes a new certificate, valid until the year begins, and its key.
+    fn write_until(folder: &Path, name: &str, year: i32) {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
         let write =
@@ -453,5 +459,31 @@ mod tests {
         house.renew("server");
         assert!(house.changes(STAFF).await);
         assert!(house.changes(&format!("{STAFF}, client_auth = 'optional'")).await);
+    }
+
+    /// The lines of the admin page about certificates, without their common name.
+    fn certificates(reload: &Reload) -> Vec<String> {
+        let text = reload.metrics.admin_text(Vec::new()).unwrap();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("keyward_certificate_not_after_"));
+        let mut lines: Vec<_> = lines.map(str::to_owned).collect();
+        lines.sort();
+        lines
+    }
+
+    #[tokio::test]
+    async fn the_metrics_follow_the_certificates_of_the_files() {
+        let mut house = House::new(STAFF);
+        assert!(!house.changes(STAFF).await);
+        let shown = |usage, seconds| format!("timestamp_seconds{{use=\"{usage}\",name=\"a\"}} {seconds}");
+        let staff = shown("listener_client_ca", 4_102_444_800_u64);
+        assert_eq!(certificates(&house.reload), [shown("listener", 4_102_444_800), staff.clone()]);
+        write_until(house.folder.path(), "server", 2101);
+        assert!(house.changes(STAFF).await);
+        let renewed = [shown("listener", 4_133_980_800), staff];
+        assert_eq!(certificates(&house.reload), renewed);
+        // A refused configuration leaves the certificates in force.
+        std::fs::write(house.folder.path().join("server.crt"), "nonsense").unwrap();
+        assert!(!house.reload.read_again().await.is_applied());
+        assert_eq!(certificates(&house.reload), renewed);
     }
 }

@@ -7,7 +7,7 @@
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use serde_json::json;
 
 use super::RestFace;
@@ -17,6 +17,7 @@ use crate::config::JsonGateway;
 use crate::downstream::client_body::ClientBody;
 use crate::members::membership::{Membership, ServingState};
 use crate::members::version::Version;
+use crate::telemetry::exposition::ExpositionFormat;
 
 /// Alarms in the words of a member's Status, and in the words of etcd's `/health`.
 const ALARMS: [(&str, &str); 2] = [("NOSPACE", "ALARM NOSPACE"), ("CORRUPT", "ALARM CORRUPT")];
@@ -29,7 +30,7 @@ pub(super) fn answer(
     form: JsonGateway,
 ) -> Response<AnswerBody> {
     if page == Page::Metrics {
-        return metrics(face);
+        return metrics(face, request.headers());
     }
     if request.method() != Method::GET {
         return http_answer::only_get();
@@ -44,14 +45,15 @@ pub(super) fn answer(
     }
 }
 
-fn metrics(face: &RestFace) -> Response<AnswerBody> {
+fn metrics(face: &RestFace, headers: &HeaderMap) -> Response<AnswerBody> {
     if !face.client.listener.metrics_page {
         return http_answer::not_found();
     }
-    let form = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    let format = ExpositionFormat::accepted_by(headers);
     // Writing to a string does not fail.
-    let text = Bytes::from(face.gateway.metrics.text().unwrap_or_default());
-    http_answer::response(StatusCode::OK, [(CONTENT_TYPE, form)], AnswerBody::Whole(text))
+    let text = Bytes::from(format.convert(face.gateway.metrics.text().unwrap_or_default()));
+    let content_type = [(CONTENT_TYPE, format.content_type())];
+    http_answer::response(StatusCode::OK, content_type, AnswerBody::Whole(text))
 }
 
 /// The oldest version among the members; `None` before any member told its version.

@@ -1,8 +1,8 @@
 //! The metrics of `/metrics`, as handles resolved once.
 //!
 //! Owns: names, help texts, units, label sets. Must not know: the callers that count. Invariant: every
-//! label comes from a closed set (such as method row, gRPC code, member, reason, result); never a key of
-//! the store, a user's text, a watch ID or an error text.
+//! label comes from a closed set (such as method row, gRPC code, member, reason, result) or from the
+//! configuration; never a key of the store, a client's text, a watch ID or an error text.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -19,11 +19,13 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::telemetry::audit_metrics::AuditMetrics;
+use crate::telemetry::config_metrics::ConfigMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
 use crate::telemetry::limit_metrics::LimitMetrics;
 use crate::telemetry::member_metrics::MemberMetrics;
 use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::telemetry::policy_store_metrics::PolicyStoreMetrics;
+use crate::telemetry::process_metrics::ProcessCollector;
 use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 use crate::telemetry::rest_metrics::RestLabels;
 use crate::telemetry::single_label::{SingleLabel, one};
@@ -40,14 +42,14 @@ const LATENCY: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct CallLabels {
     method: &'static str,
-    code: u8,
+    code: &'static str,
 }
 
 impl EncodeLabelSet for CallLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
         use prometheus_client::encoding::EncodeLabel as _;
         ("method", self.method).encode(encoder.encode_label())?;
-        ("code", u32::from(self.code)).encode(encoder.encode_label())
+        ("code", self.code).encode(encoder.encode_label())
     }
 }
 
@@ -82,6 +84,8 @@ impl TryMetrics {
 /// All metrics of the process. Counting is a single atomic operation.
 pub struct Metrics {
     registry: Registry,
+    /// Metrics for the admin address only.
+    admin_registry: Registry,
     methods: Vec<&'static str>,
     rows: Vec<MethodMetrics>,
     calls: Family<CallLabels, Counter>,
@@ -140,6 +144,8 @@ pub struct Metrics {
     pub reloads: Counter,
     /// Reloads rejected because of a fault in the configuration; the previous configuration stays in force.
     pub reloads_refused: Counter,
+    /// The last reading of the configuration, and its certificates.
+    pub config: ConfigMetrics,
     /// The age of the known revocations in seconds.
     pub revocation_age: Gauge<f64, AtomicU64>,
     /// Seconds since the last probe answered by a member of the cluster that sees a leader.
@@ -182,7 +188,9 @@ impl Metrics {
     #[expect(clippy::too_many_lines, reason = "a line or two for each metric, and no branch")]
     #[must_use]
     pub fn new(methods: Vec<&'static str>) -> Self {
-        let mut registry = Registry::with_prefix(PREFIX);
+        let (mut registry, mut admin_registry) =
+            (Registry::with_prefix(PREFIX), Registry::with_prefix(PREFIX));
+        register_build_info(&mut registry);
         let calls = Family::default();
         registry.register("calls", "Calls that ended, by method and gRPC code", calls.clone());
         let latency = Family::new_with_constructor((|| Histogram::new(LATENCY)) as fn() -> Histogram);
@@ -242,6 +250,7 @@ impl Metrics {
         let member_figures =
             MemberMetrics::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
         Self {
+            config: ConfigMetrics::registered(&mut registry, &mut admin_registry),
             unread: UnreadMetrics::registered(&mut registry),
             connection_figures: ConnectionMetrics::registered(&mut registry),
             limits: LimitMetrics::registered(&mut registry),
@@ -252,6 +261,7 @@ impl Metrics {
             odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,
+            admin_registry,
             methods,
             calls,
             latency,
@@ -294,12 +304,20 @@ impl Metrics {
         }
     }
 
-    /// Counts a finished call. `row` is the method's index in the list given to [`Metrics::new`]. `took` is
-    /// given for unary calls only: a stream's lifetime is no measure of speed.
-    pub fn call_ended(&self, row: usize, code: u8, took: Option<Duration>) {
+    /// Counts a finished call. `row` is the method's index in the list given to [`Metrics::new`]; `code_name`
+    /// returns the label of `code`, and is called for the first such call only. `took` is given for unary
+    /// calls only: a stream's lifetime is no measure of speed.
+    pub fn call_ended(
+        &self,
+        row: usize,
+        code: u8,
+        code_name: impl FnOnce() -> &'static str,
+        took: Option<Duration>,
+    ) {
         let (Some(cells), Some(method)) = (self.rows.get(row), self.methods.get(row)) else { return };
         if let Some(cell) = cells.codes.get(usize::from(code)) {
-            cell.get_or_init(|| self.calls.get_or_create(&CallLabels { method, code }).clone()).inc();
+            let labels = || CallLabels { method, code: code_name() };
+            cell.get_or_init(|| self.calls.get_or_create(&labels()).clone()).inc();
         }
         if let Some(took) = took {
             let labels = || [("method", (*method).to_owned())];
@@ -317,23 +335,30 @@ impl Metrics {
         cells.filter_map(OnceLock::get).map(Counter::<u64, AtomicU64>::get).sum()
     }
 
-    /// The metrics in Prometheus text format.
+    /// The metrics in the OpenMetrics text format, without those for the admin address only.
     ///
     /// # Errors
     /// Never in practice: writing to a string does not fail.
     pub fn text(&self) -> Result<String, std::fmt::Error> {
-        self.text_with(Vec::new())
+        let mut text = String::with_capacity(16 * 1024);
+        encode(&mut text, &self.registry)?;
+        Ok(text)
     }
 
-    /// The same, followed by counters kept outside of the registry.
+    /// The page of the admin address: the same, followed by the metrics for this page only, by the process's
+    /// figures, and by counters kept outside of the registry.
     ///
     /// # Errors
     /// As [`text`](Self::text).
-    pub fn text_with(&self, families: Vec<CounterFamily>) -> Result<String, std::fmt::Error> {
+    pub fn admin_text(&self, families: Vec<CounterFamily>) -> Result<String, std::fmt::Error> {
+        let mut process = Registry::default();
+        process.register_collector(Box::new(ProcessCollector));
         let mut further = Registry::with_prefix(PREFIX);
         families.into_iter().for_each(|family| further.register_collector(Box::new(family)));
         let mut text = String::with_capacity(16 * 1024);
         encode_registry(&mut text, &self.registry)?;
+        encode_registry(&mut text, &self.admin_registry)?;
+        encode_registry(&mut text, &process)?;
         encode(&mut text, &further)?;
         Ok(text)
     }
@@ -379,6 +404,18 @@ impl OddAuthority {
     }
 }
 
+/// Registers a gauge of 1 with the program's version and platform.
+fn register_build_info(registry: &mut Registry) {
+    let info = Family::<[(&str, &str); 3], Gauge>::default();
+    let labels = [
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("os", std::env::consts::OS),
+        ("arch", std::env::consts::ARCH),
+    ];
+    info.get_or_create(&labels).set(1);
+    registry.register("build_info", "1, with the version and the platform of the program", info);
+}
+
 /// Registers an empty metric.
 fn registered<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
     let metric = M::default();
@@ -393,12 +430,12 @@ mod tests {
     #[test]
     fn calls_are_counted_by_method_and_code() {
         let metrics = Metrics::new(vec!["/a/B", "/a/C"]);
-        metrics.call_ended(1, 16, Some(Duration::from_millis(2)));
-        metrics.call_ended(1, 16, None);
-        metrics.call_ended(7, 0, None);
+        metrics.call_ended(1, 16, || "Unauthenticated", Some(Duration::from_millis(2)));
+        metrics.call_ended(1, 16, || unreachable!("the counter exists"), None);
+        metrics.call_ended(7, 0, || "OK", None);
         metrics.member_ready.get_or_create(&one("member", "1f")).set(1);
         let text = metrics.text().expect("text");
-        assert!(text.contains("keyward_calls_total{method=\"/a/C\",code=\"16\"} 2"), "{text}");
+        assert!(text.contains("keyward_calls_total{method=\"/a/C\",code=\"Unauthenticated\"} 2"), "{text}");
         assert!(text.contains("keyward_call_duration_seconds_count{method=\"/a/C\"} 1"), "{text}");
         assert!(text.contains("keyward_member_ready{member=\"1f\"} 1"), "{text}");
         assert!(!text.contains("/a/B"), "{text}");
@@ -411,9 +448,28 @@ mod tests {
         let family = CounterFamily { name: "things", help: "Things, by name", label: "name", rows };
         let metrics = Metrics::new(Vec::new());
         let begin = metrics.text().expect("text");
-        let text = metrics.text_with(vec![family]).expect("text");
+        let text = metrics.admin_text(vec![family]).expect("text");
         let further = "# HELP keyward_things Things, by name.\n# TYPE keyward_things counter\n\
                        keyward_things_total{name=\"b\"} 2\nkeyward_things_total{name=\"a\"} 1\n";
-        assert_eq!(text, begin.replace("# EOF\n", further) + "# EOF\n");
+        let begin = begin.strip_suffix("# EOF\n").expect("an end");
+        let end = text.strip_prefix(begin).expect("the registry comes first");
+        let process = end.strip_suffix(&format!("{further}# EOF\n")).expect("the families come last");
+        assert!(!process.contains("keyward_"), "{process}");
+    }
+
+    /// The conversion to the old text leaves help texts as they are.
+    #[test]
+    fn every_family_has_a_type_and_a_help_text_without_escapes() {
+        let text = Metrics::new(Vec::new()).admin_text(Vec::new()).expect("text");
+        let mut types = 0;
+        for line in text.lines().filter(|line| line.starts_with('#')) {
+            assert!(!line.contains(['\\', '"']), "{line}");
+            if let Some(described) = line.strip_prefix("# TYPE ") {
+                let kind = described.split_once(' ').map(|(_, kind)| kind);
+                assert!(matches!(kind, Some("counter" | "gauge" | "histogram")), "{line}");
+                types += 1;
+            }
+        }
+        assert!(types > 50, "{types}");
     }
 }

@@ -109,12 +109,15 @@ async fn a_database_that_nobody_compacts_is_found_before_and_after_it_is_full() 
         cluster.ctl().ok(&["compact", "10000"]).await;
         finds(&keyward, 1, &open).await;
 
-        let quota = Options { flags: vec!["--quota-backend-bytes=8388608".into()], ..Options::default() };
+        let flags = vec!["--quota-backend-bytes=8388608".into()];
+        let quota = Options { members: 3, flags, ..Options::default() };
         let full = Cluster::start(&version, quota).await;
         let keyward = start(&full, "").await;
         let written = write(&full, 256, 256 * 1024).await;
         assert!(written < 256, "its quota is used up");
-        let wanted = [&open[..], &[("error", "alarm_nospace"), ("error", "db_quota")]].concat();
+        // One alarm of the cluster, which every member tells, and three full databases.
+        let full_stores = [("error", "db_quota"); 3];
+        let wanted = [&open[..], &[("error", "alarm_nospace")], &full_stores].concat();
         let said = finds(&keyward, 2, &wanted).await;
         println!("{version}: {}", command(&keyward, &["doctor"]).await.1);
         assert!(said.iter().any(|said| said.contains("etcdctl alarm disarm")), "{said:?}");

@@ -75,15 +75,16 @@ pub(crate) async fn command(keyward: &Keyward, arguments: &[&str]) -> (Option<i3
 }
 
 /// Asks until it is done, as an operator does who is told that etcd did not answer in time: on a busy machine it may not.
-pub(crate) async fn done(keyward: &Keyward, arguments: &[&str]) {
+/// Returns the answer.
+pub(crate) async fn done(keyward: &Keyward, arguments: &[&str]) -> String {
     let ask = async || {
         let (code, said) = command(keyward, arguments).await;
         if code != Some(0) {
             println!("{arguments:?}: {said}");
         }
-        (code == Some(0)).then_some(())
+        (code == Some(0)).then_some(said)
     };
-    wait::until(LIMIT, &format!("{arguments:?} is done"), ask).await;
+    wait::until(LIMIT, &format!("{arguments:?} is done"), ask).await
 }
 
 /// A watch that has been created.
@@ -129,7 +130,15 @@ async fn every_replica_obeys_and_streams_end() {
         let mut other = watch(&b, &root).await;
 
         let began = Instant::now();
-        done(&a, &["revoke", "alice"]).await;
+        let said = done(&a, &["revoke", "alice"]).await;
+        assert!(said.contains("ended on this replica: 1 session, 1 stream or waiting call"), "{said}");
+        let said = done(&a, &["revoke", "nosuchuser"]).await;
+        assert!(
+            said.contains("no session and no stream on this replica has ended: is the name right?"),
+            "{said}"
+        );
+        let said = done(&a, &["unblock", "nosuchuser"]).await;
+        assert!(said.contains("the user was not blocked"), "{said}");
         assert_eq!(put(&a, &alice).await, refused(), "where it was said it is in force at once");
         for stream in [on_a, on_b] {
             let status = end(stream, LIMIT).await;

@@ -195,8 +195,12 @@ fn whoever_names_nobody_that_can_be_reached_is_told_so() {
         let members = three();
         let keyward = Keyward::before(&members.iter().collect::<Vec<_>>());
         keyward.publish(|membership| {
-            membership.absent =
-                vec![AbsentMember { id: MemberId(4), name: "m4".into(), why: AbsenceReason::Unstarted }];
+            membership.absent = vec![AbsentMember {
+                id: MemberId(4),
+                name: "m4".into(),
+                role: Role::Voter,
+                why: AbsenceReason::Unstarted,
+            }];
         });
         let named = async |name: &str| {
             let outcome = keyward.client().await.header(HEADER, name).call(STATUS, []).await;

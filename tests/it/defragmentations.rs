@@ -18,6 +18,7 @@ use prost::Message as _;
 use tokio::sync::Notify;
 
 use crate::client::Outcome;
+use crate::log_records::Log;
 use crate::member::{Call, Member, next_of};
 use crate::rig::{Keyward, paused, settled};
 use crate::words::{PUT, RANGE, TXN, WATCH, created, header, range, ranged, watch};
@@ -227,6 +228,8 @@ impl Scene {
 #[test]
 fn all_are_done_one_after_the_other_the_leader_last_under_a_lock() {
     paused(async {
+        let log = Log::default();
+        let _listening = log.listen();
         let scene = Scene::new();
         let outcome = scene.defragment(None).await;
         assert_eq!(outcome.end.code(), Some(Code::Ok), "{:?}", outcome.end);
@@ -243,9 +246,13 @@ fn all_are_done_one_after_the_other_the_leader_last_under_a_lock() {
         let outcome = scene.defragment(None).await;
         assert_eq!(outcome.end.code(), Some(Code::Ok));
         assert_eq!(scene.done.borrow().len(), 3);
+        assert_eq!(log.lines_with("members defragmented lately are not defragmented again"), 1);
+        let client = scene.keyward.client().await.header("keyward-force-defragment", "true");
+        scene.play(client.call(DEFRAGMENT, [])).await;
+        assert_eq!(scene.done.borrow().len(), 6);
         tokio::time::sleep(Duration::from_secs(601)).await;
         scene.defragment(None).await;
-        assert_eq!(scene.done.borrow().len(), 6);
+        assert_eq!(scene.done.borrow().len(), 9);
     });
 }
 

@@ -19,7 +19,7 @@ use crate::words::{RANGE, range, ranged};
 
 /// What was logged on this thread.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -33,7 +33,7 @@ impl io::Write for Log {
 }
 
 impl Log {
-    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+    pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
         let log = self.clone();
         let lines = telemetry::subscriber(&telemetry::LogSettings::default(), move || log.clone());
         let listening = tracing::subscriber::set_default(lines);
@@ -47,7 +47,7 @@ impl Log {
         String::from_utf8_lossy(&log).lines().filter(|line| is_one(line)).count()
     }
 
-    fn lines_with(&self, what: &str) -> usize {
+    pub(crate) fn lines_with(&self, what: &str) -> usize {
         self.count(|line| line.contains(what))
     }
 

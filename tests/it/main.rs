@@ -82,6 +82,8 @@ mod lone_frames;
 #[cfg(test)]
 mod many_peers;
 #[cfg(test)]
+mod metrics_page;
+#[cfg(test)]
 mod moves;
 #[cfg(test)]
 mod namespaces;

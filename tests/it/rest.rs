@@ -272,6 +272,15 @@ fn a_listener_without_the_face_answers_404_and_one_with_a_metrics_page_shows_it(
         told(keyward.connect(), request).await;
         let answer = told(keyward.connect(), request).await;
         assert!(parts(&answer).0 == 200 && answer.contains("\nkeyward_rest_requests_total"), "{answer}");
+        assert!(
+            answer.contains("\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"),
+            "{answer}"
+        );
+        let accept = "Accept: application/openmetrics-text\r\n";
+        let request = format!("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{accept}\r\n");
+        let answer = told(keyward.connect(), request.as_bytes()).await;
+        assert!(answer.contains("\r\nContent-Type: application/openmetrics-text; version=1.0.0"), "{answer}");
+        assert!(answer.contains("\n# EOF\n"), "{answer}");
     });
 }
 

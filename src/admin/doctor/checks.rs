@@ -4,6 +4,7 @@
 //! argument. Invariants: a check without its inputs adds an entry to `unseen` and no finding; every command
 //! in a fix exists in etcdctl, etcdutl or keyward.
 
+mod alarms;
 mod limits;
 mod stored_policy;
 mod versions;
@@ -12,8 +13,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::certificate_expiry;
 use super::{DoctorReport, Finding, Severity};
+use crate::config::certificate_expiry::configured_certificates;
 use crate::config::{Config, KeySource, RevocationPersistence, Scheme};
 use crate::credentials::RootHolders;
 use crate::downstream::connection_table::ConnectionOccupancy;
@@ -75,6 +76,7 @@ impl DoctorInputs<'_> {
     pub(super) fn report(&self) -> DoctorReport {
         let mut findings = DoctorFindings::default();
         self.cluster(&mut findings);
+        self.alarms(&mut findings);
         for member in &self.members.members {
             self.member(member, &mut findings);
             self.store(member, &mut findings);
@@ -159,7 +161,9 @@ impl DoctorInputs<'_> {
                      we show"
                 }
                 AddressFault::NoAnswer => "look at its log: it is starting, stopping, or stuck",
-                AddressFault::Unidentified => "set cluster.probe to a user that may see Status",
+                AddressFault::Unidentified => {
+                    self.probe_fix("set cluster.probe to a user that may see Status")
+                }
             };
             findings.warning(
                 "address_unanswered",
@@ -190,7 +194,7 @@ impl DoctorInputs<'_> {
                     findings.error("member_without_leader", about.clone(), at, fix);
                 }
                 UnreadyReason::UnverifiedCluster => {
-                    let fix = "set cluster.probe to a user that may ask for Status";
+                    let fix = self.probe_fix("set cluster.probe to a user that may ask for Status");
                     findings.error("cluster_unverified", about.clone(), at, fix);
                 }
                 UnreadyReason::Unlisted => {
@@ -199,7 +203,7 @@ impl DoctorInputs<'_> {
                 }
             }
         }
-        self.alarms(member, findings);
+        self.unhealthy(member, findings);
         let Some(status) = &member.store_status else {
             if member.readiness == Readiness::Ready {
                 findings.unseen(format!(
@@ -221,43 +225,6 @@ impl DoctorInputs<'_> {
                 "it has {lag} entries left to apply that the furthest member has applied, and gets no calls"
             );
             findings.warning("raft_lag", about, what, "look at its disk and at its network to the leader");
-        }
-    }
-
-    /// Checks the alarms of a member, as reported by Status or else by `/health`.
-    fn alarms(&self, member: &Member, findings: &mut DoctorFindings) {
-        let about = name_of(member);
-        let unhealthy = self.examined_answers(member.id).and_then(|examined| examined.unhealthy.as_deref());
-        let errors = member.store_status.as_ref().map(|status| status.errors.join(", ")).unwrap_or_default();
-        let said = format!("{errors} {}", unhealthy.unwrap_or_default());
-        if said.contains("NOSPACE") {
-            let revision = self.examined_answers(member.id).and_then(|told| told.revision);
-            let revision = revision.map_or_else(|| "REVISION".to_owned(), |revision| revision.to_string());
-            let fix = format!(
-                "etcdctl compact {revision} && etcdctl defrag --cluster && etcdctl alarm disarm; then \
-                 auto-compaction"
-            );
-            findings.error(
-                "alarm_nospace",
-                about.clone(),
-                "its quota is used up: the cluster refuses writes",
-                fix,
-            );
-        }
-        if said.contains("CORRUPT") {
-            let fix = "etcdctl member remove ID, delete its data, member add; then etcdctl alarm disarm";
-            findings.error("alarm_corrupt", about.clone(), "its data differ from those of the others", fix);
-        }
-        let explained = ["NOSPACE", "CORRUPT"].iter().any(|alarm| said.contains(alarm))
-            || member.readiness == Readiness::NotReady(UnreadyReason::NoLeader)
-            || member.role == Role::Learner;
-        if let Some(reason) = unhealthy.filter(|_| !explained) {
-            let what = if reason.is_empty() {
-                "its /health says no".into()
-            } else {
-                format!("its /health says {reason}")
-            };
-            findings.error("unhealthy", about, what, "etcdctl alarm list, and look at its log");
         }
     }
 
@@ -374,7 +341,13 @@ impl DoctorInputs<'_> {
             match absent.why {
                 AbsenceReason::Unstarted => {
                     let fix = format!("start it, or etcdctl member remove {id}");
-                    let what = "it was added and never started; it counts for the quorum";
+                    let what = match absent.role {
+                        Role::Voter => "it was added and never started; it counts for the quorum",
+                        Role::Learner => {
+                            "it was added as a learner and never started; it does not count for the quorum, \
+                             and etcd adds no other learner meanwhile"
+                        }
+                    };
                     findings.warning("member_unstarted", format!("member {id}"), what, fix);
                 }
                 AbsenceReason::NoUsableUrl => {
@@ -394,8 +367,9 @@ impl DoctorInputs<'_> {
             }
         }
         if self.members.peer_urls == PeerUrls::Refused {
-            let fix =
-                "set cluster.probe to a user (any, from 3.5.29 and 3.6.10 on; root in the patch before)";
+            let fix = self.probe_fix(
+                "set cluster.probe to a user (any, from 3.5.29 and 3.6.10 on; root in the patch before)",
+            );
             findings.warning(
                 "member_list_refused",
                 "cluster",
@@ -455,6 +429,12 @@ impl DoctorInputs<'_> {
                 let fix = "etcdctl user add keyward, then cluster.probe";
                 findings.warning("no_probe_user", "cluster.probe", what, fix);
             }
+            AuthSetting::On if self.members.is_probe_login_refused => {
+                let what = "etcd refuses its name and password: members tell Keyward less than they could";
+                let fix = "put the user's present password into cluster.probe.password_file (the file is \
+                           followed), or set it: etcdctl user passwd";
+                findings.error("probe_login_refused", "cluster.probe", what, fix);
+            }
             AuthSetting::On => {}
             AuthSetting::Unknown => findings.unseen("whether auth is on: no member has told".to_owned()),
         }
@@ -510,7 +490,7 @@ impl DoctorInputs<'_> {
     }
 
     fn certificates(&self, findings: &mut DoctorFindings) {
-        for certificate in certificate_expiry::configured_certificates(self.config) {
+        for certificate in configured_certificates(self.config) {
             let left = certificate.ends.duration_since(self.now).unwrap_or_default();
             if left > ENDS_SOON {
                 continue;
@@ -522,14 +502,23 @@ impl DoctorInputs<'_> {
                 }
                 left => (Severity::Warning, format!("it ends in {} days", left.as_secs() / 86_400)),
             };
-            let what = format!("{when}: then {}", certificate.loss);
+            let what = format!("{when}: then {}", certificate.usage.loss());
             findings.add(
                 severity,
                 "certificate",
-                certificate.key,
+                certificate.key(),
                 what,
                 "renew it in place: files are followed",
             );
+        }
+    }
+
+    /// The remedy for a request refused to the probing user: the login comes first if etcd refuses it.
+    fn probe_fix(&self, otherwise: &'static str) -> &'static str {
+        if self.members.is_probe_login_refused && self.config.cluster.probe.is_some() {
+            "mend the password of cluster.probe: see probe_login_refused"
+        } else {
+            otherwise
         }
     }
 

@@ -17,7 +17,7 @@ use crate::identity::pattern::AddressRange;
 use crate::pem::{Crls, Roots};
 
 /// Default of `admin.address` (docs/decisions.md#d47).
-const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2381);
+const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2389);
 
 /// Maximum length of a unix socket path on Linux.
 const LONGEST_SOCKET: usize = 107;

@@ -303,7 +303,12 @@ impl CensusInput<'_> {
                 (endpoint, None, readiness)
             }
             (None, None) => {
-                return Err(AbsentMember { id, name: "".into(), why: AbsenceReason::NoUsableUrl });
+                return Err(AbsentMember {
+                    id,
+                    name: "".into(),
+                    role: Role::Voter,
+                    why: AbsenceReason::NoUsableUrl,
+                });
             }
         };
         let last = stands.and_then(|sighting| match &sighting.seen {
@@ -358,7 +363,8 @@ impl CensusInput<'_> {
     /// The first usable URL of a listed member that never answered at any address, and the member's
     /// readiness.
     fn by_list(&self, listed: &ListedMember) -> Result<(Endpoint, Readiness), AbsentMember> {
-        let absent = |why| AbsentMember { id: listed.id, name: Arc::clone(&listed.name), why };
+        let absent =
+            |why| AbsentMember { id: listed.id, name: Arc::clone(&listed.name), role: listed.role, why };
         if listed.name.is_empty() && listed.client_urls.is_empty() {
             return Err(absent(AbsenceReason::Unstarted));
         }

@@ -82,6 +82,8 @@ pub(super) struct Prober {
     /// The connection that delivered the token.
     token_of: u32,
     no_login_before: Option<Instant>,
+    /// True if etcd refused the last login, and no call has succeeded since.
+    login_refused: bool,
     page: Option<CachedMetricsPage>,
     named: Option<ConnectionMember>,
     /// The content and limits of the current probe.
@@ -165,6 +167,7 @@ pub(super) struct ProbeReport {
     /// `None` if the list was not requested or not answered.
     pub(super) list: Option<Result<Vec<ListedMember>, ProbeRefusal>>,
     pub(super) auth: Option<AuthSetting>,
+    /// True if etcd refuses the name and password of the probing user.
     pub(super) login_refused: bool,
     /// The ids in the member's own list, if the member answered MemberList.
     pub(super) ids: Option<BTreeSet<MemberId>>,
@@ -231,6 +234,7 @@ impl Prober {
             token: None,
             token_of: 0,
             no_login_before: None,
+            login_refused: false,
             page: None,
             named: None,
             want: ProbeRequest::default(),
@@ -256,15 +260,12 @@ impl Prober {
         (self.want, self.took) = (want, None);
         self.follow_login();
         self.follow_connection();
-        let mut login_refused = false;
-        let own_list = if want.learner {
-            Err(ProbeRefusal::Learner)
-        } else {
-            self.as_user(&mut login_refused, member_list).await
-        };
-        let told = self.identify_member(&own_list, &mut login_refused).await;
+        let own_list =
+            if want.learner { Err(ProbeRefusal::Learner) } else { self.as_user(member_list).await };
+        let told = self.identify_member(&own_list).await;
         let ids =
             own_list.as_ref().ok().map(|list| list.members.iter().map(|one| MemberId(one.id)).collect());
+        let login_refused = self.login_refused;
         let mut report = ProbeReport { told, list: None, auth: None, login_refused, ids, took: None };
         if report.told.is_ok() {
             if want.list {
@@ -283,7 +284,6 @@ impl Prober {
     async fn identify_member(
         &mut self,
         own_list: &Result<MemberListResponse, ProbeRefusal>,
-        login_refused: &mut bool,
     ) -> Result<IdentifiedMember, ProbeFailure> {
         match own_list {
             Ok(list) if !is_in_its_list(list) => return Err(ProbeFailure::Removed),
@@ -299,7 +299,7 @@ impl Prober {
             }
         }
         let began = Instant::now();
-        match self.as_user(login_refused, status).await {
+        match self.as_user(status).await {
             Ok(status) => told_by_status(&status, began.elapsed())
                 .map(|answer| IdentifiedMember { answer, makeshift: false })
                 .ok_or(ProbeFailure::Gone),
@@ -318,6 +318,7 @@ impl Prober {
         let now = self.login.load_full();
         if now.as_ref().map(Arc::as_ptr) != self.user.as_ref().map(Arc::as_ptr) {
             (self.user, self.token, self.no_login_before) = (now, None, None);
+            self.login_refused = false;
         }
     }
 
@@ -325,7 +326,6 @@ impl Prober {
     /// and makes the call once more.
     async fn as_user<T, F>(
         &mut self,
-        login_refused: &mut bool,
         call: impl Fn(Channel, Option<AsciiMetadataValue>) -> F,
     ) -> Result<T, ProbeRefusal>
     where
@@ -335,13 +335,14 @@ impl Prober {
         if let Err(refused @ (ProbeCallError::BadToken | ProbeCallError::NoUser)) = result {
             self.token = None;
             if self.may_send_password().await {
-                *login_refused |= self.log_in().await;
+                self.log_in().await;
             }
             // A bad token may be worse than no token: auth may have been turned off meanwhile.
             if self.token.is_some() || refused == ProbeCallError::BadToken {
                 result = self.limited(call(self.channel.clone(), self.token.clone())).await;
             }
         }
+        self.login_refused &= result.is_err();
         result.map_err(|heard| match heard {
             ProbeCallError::BadToken | ProbeCallError::NoUser => ProbeRefusal::NoUser,
             ProbeCallError::Denied => ProbeRefusal::Denied,
@@ -386,12 +387,11 @@ impl Prober {
         may
     }
 
-    /// Logs in as the probing user, unless no user is configured or the login pause lasts. Returns true if
-    /// etcd refused the password.
-    async fn log_in(&mut self) -> bool {
-        let Some(login) = &self.user else { return false };
+    /// Logs in as the probing user, unless no user is configured or the login pause lasts.
+    async fn log_in(&mut self) {
+        let Some(login) = &self.user else { return };
         if self.no_login_before.is_some_and(|time| Instant::now() < time) {
-            return false;
+            return;
         }
         let request = AuthenticateRequest {
             name: login.user.as_str().to_owned(),
@@ -399,18 +399,21 @@ impl Prober {
         };
         let mut client = AuthClient::new(self.channel.clone());
         let answered = timeout(LOGIN, client.authenticate(request)).await;
-        let (pause, refused) = match answered {
+        let pause = match answered {
             Ok(Ok(answer)) => {
                 self.token = MetadataValue::try_from(answer.into_inner().token).ok();
                 self.token.iter_mut().for_each(|token| token.set_sensitive(true));
                 self.token_of = self.dialled.times.load(Ordering::Relaxed);
-                (None, false)
+                self.login_refused = false;
+                None
             }
-            Ok(Err(status)) if is_refused_login(&status) => (Some(AFTER_REFUSED_LOGIN), true),
-            Ok(Err(_)) | Err(_) => (Some(AFTER_FAILED_LOGIN), false),
+            Ok(Err(status)) if is_refused_login(&status) => {
+                self.login_refused = true;
+                Some(AFTER_REFUSED_LOGIN)
+            }
+            Ok(Err(_)) | Err(_) => Some(AFTER_FAILED_LOGIN),
         };
         self.no_login_before = pause.map(|pause| Instant::now() + pause);
-        refused
     }
 
     /// Identifies the member by calls that need no rights. A call that needs neither quorum nor rights shows

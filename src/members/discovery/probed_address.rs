@@ -75,6 +75,8 @@ pub(super) struct ProbedAddress {
     held: Option<Instant>,
     /// The fault of the address, if no member is known at the address.
     pub(super) trouble: Option<(AddressFault, Arc<str>)>,
+    /// True if etcd at the address refuses the name and password of the probing user.
+    pub(super) login_refused: bool,
     dialled: Arc<DialHistory>,
     /// Number of connections made at the last check.
     connections: u32,
@@ -124,6 +126,7 @@ impl ProbedAddress {
             took: None,
             held: None,
             trouble: None,
+            login_refused: false,
             dialled,
             connections: 0,
             serial,
@@ -200,6 +203,7 @@ impl ProbedAddress {
         (limit, others): (Duration, OtherVoters),
         setup: &ProbeSetup,
     ) -> bool {
+        self.login_refused = report.login_refused;
         let silence = match &report.told {
             Ok(told) => {
                 (self.late, self.silent, self.trouble) = (0, Default::default(), None);

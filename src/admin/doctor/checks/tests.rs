@@ -274,15 +274,33 @@ fn a_member_that_does_not_serve() {
 }
 
 #[test]
+fn a_refused_password_of_the_probing_user_is_named_before_its_consequences() {
+    let scene = Scene::new().with(|scene| {
+        scene.members.is_probe_login_refused = true;
+        scene.members.peer_urls = PeerUrls::Refused;
+    });
+    let said = scene.finds(&[(Error, "probe_login_refused"), (Warning, "member_list_refused")]);
+    assert!(said.contains("cluster.probe.password_file") && !said.contains("set cluster.probe to"), "{said}");
+}
+
+#[test]
 fn members_without_an_address() {
     for (why, severity, check) in [
         (AbsenceReason::Unstarted, Warning, "member_unstarted"),
         (AbsenceReason::NoUsableUrl, Error, "member_without_address"),
     ] {
-        let absent = AbsentMember { id: MemberId(0xab), name: "".into(), why };
+        let absent = AbsentMember { id: MemberId(0xab), name: "".into(), role: Role::Voter, why };
         let scene = Scene::new().with(|scene| scene.members.absent.push(absent));
         assert!(scene.finds(&[(severity, check)]).contains("ab"));
     }
+    let learner = AbsentMember {
+        id: MemberId(0xab),
+        name: "".into(),
+        role: Role::Learner,
+        why: AbsenceReason::Unstarted,
+    };
+    let scene = Scene::new().with(|scene| scene.members.absent.push(learner));
+    assert!(scene.finds(&[(Warning, "member_unstarted")]).contains("does not count for the quorum"));
 }
 
 #[test]
@@ -310,11 +328,23 @@ fn alarms_told_by_status_or_by_health() {
     for (alarm, check) in [("NOSPACE", "alarm_nospace"), ("CORRUPT", "alarm_corrupt")] {
         let scene = Scene::new()
             .third_says(|store_status| store_status.errors = [format!("memberID:3 alarm:{alarm} ")].into());
-        scene.finds(&[(Error, check)]);
+        assert!(scene.finds(&[(Error, check)]).contains("] m3 (3): "));
+        // Every member tells the alarm of one.
+        let scene = Scene::new().with(|scene| {
+            for place in &mut scene.members.members {
+                let mut told = StoreStatus::clone(place.store_status.as_ref().unwrap());
+                told.errors = [format!("memberID:3 alarm:{alarm} ")].into();
+                *place = Arc::new(Member { store_status: Some(Arc::new(told)), ..Member::clone(place) });
+            }
+            for (_, told) in &mut scene.examined {
+                told.as_mut().unwrap().unhealthy = Some(format!("ALARM {alarm}"));
+            }
+        });
+        assert!(scene.finds(&[(Error, check)]).contains("] m3 (3): "));
         let scene = Scene::new().with(|scene| {
             scene.examined[2].1.as_mut().unwrap().unhealthy = Some(format!("ALARM {alarm}"));
         });
-        scene.finds(&[(Error, check)]);
+        assert!(scene.finds(&[(Error, check)]).contains("] cluster: "));
     }
     // etcd 3.4 reports no reason in `/health`.
     let scene =

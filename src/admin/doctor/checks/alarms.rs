@@ -1,0 +1,79 @@
+//! The checks of the alarms, and of the members' `/health`.
+//!
+//! Owns: the members named by an alarm. Must not know: how the inputs were gathered. Invariant: an alarm is
+//! one finding, however many members tell the alarm.
+
+use std::collections::BTreeSet;
+
+use super::{DoctorFindings, DoctorInputs, name_of};
+use crate::identity::MemberId;
+use crate::members::membership::{Member, Readiness, Role, UnreadyReason};
+
+impl DoctorInputs<'_> {
+    /// Checks the alarms of the cluster. Every member's Status tells the alarms of all members; `/health`
+    /// tells an alarm without its member.
+    pub(super) fn alarms(&self, findings: &mut DoctorFindings) {
+        let members = &self.members.members;
+        let raised = |alarm: &str| -> Option<String> {
+            let told: Vec<&str> = members.iter().flat_map(|member| self.alarm_texts(member)).collect();
+            let raised = told.iter().filter(|text| text.contains(alarm));
+            let ids: Vec<Option<MemberId>> = raised.map(|text| member_of_alarm(text)).collect();
+            let known: BTreeSet<MemberId> = ids.iter().flatten().copied().collect();
+            let name =
+                |id: &MemberId| self.members.get(*id).map_or_else(|| format!("member {id}"), |m| name_of(m));
+            let names: Vec<String> = known.iter().map(name).collect();
+            match (ids.is_empty(), names.is_empty()) {
+                (true, _) => None,
+                (false, true) => Some("cluster".to_owned()),
+                (false, false) => Some(names.join(", ")),
+            }
+        };
+        if let Some(about) = raised("NOSPACE") {
+            let revision = self.examined.iter().filter_map(|(_, told)| told.as_ref()?.revision).max();
+            let revision = revision.map_or_else(|| "REVISION".to_owned(), |revision| revision.to_string());
+            let what = "the quota is used up: the whole cluster refuses writes";
+            let fix = format!(
+                "etcdctl compact {revision} && etcdctl defrag --cluster && etcdctl alarm disarm; then \
+                 auto-compaction"
+            );
+            findings.error("alarm_nospace", about, what, fix);
+        }
+        if let Some(about) = raised("CORRUPT") {
+            let what = "the data differ from those of the other members";
+            let fix = "etcdctl member remove ID, delete its data, member add; then etcdctl alarm disarm";
+            findings.error("alarm_corrupt", about, what, fix);
+        }
+    }
+
+    /// The texts of the alarms that a member tells.
+    fn alarm_texts<'m>(&'m self, member: &'m Member) -> impl Iterator<Item = &'m str> {
+        let status = member.store_status.iter().flat_map(|status| status.errors.iter().map(|text| &**text));
+        status.chain(self.examined_answers(member.id).and_then(|told| told.unhealthy.as_deref()))
+    }
+
+    /// Checks the `/health` of a member for a reason beside the alarms.
+    pub(super) fn unhealthy(&self, member: &Member, findings: &mut DoctorFindings) {
+        let about = name_of(member);
+        let unhealthy = self.examined_answers(member.id).and_then(|examined| examined.unhealthy.as_deref());
+        let told = |alarm: &str| self.alarm_texts(member).any(|text| text.contains(alarm));
+        let explained = told("NOSPACE")
+            || told("CORRUPT")
+            || member.readiness == Readiness::NotReady(UnreadyReason::NoLeader)
+            || member.role == Role::Learner;
+        if let Some(reason) = unhealthy.filter(|_| !explained) {
+            let what = if reason.is_empty() {
+                "its /health says no".into()
+            } else {
+                format!("its /health says {reason}")
+            };
+            findings.error("unhealthy", about, what, "etcdctl alarm list, and look at its log");
+        }
+    }
+}
+
+/// The member named by the text of an alarm, such as `memberID:1234 alarm:NOSPACE `.
+fn member_of_alarm(text: &str) -> Option<MemberId> {
+    let (_, rest) = text.split_once("memberID:")?;
+    let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next()?;
+    digits.parse().ok().map(MemberId)
+}
