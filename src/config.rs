@@ -52,7 +52,7 @@ use crate::secret::Secret;
 use crate::telemetry;
 use crate::users::UserPasswordHashes;
 
-pub use admin_socket::{DEFAULT_ADMIN_SOCKET, admin_socket};
+pub use admin_socket::{AdminSocketSetting, DEFAULT_ADMIN_SOCKET, admin_socket};
 pub use client_connections::{ClientConnections, ClientPings};
 pub use client_tls::{ClientTls, MemberTrust};
 pub use endpoint::{Endpoint, Scheme};
@@ -543,17 +543,6 @@ pub struct Admin {
     pub address: SocketAddr,
     /// The unix socket for operator commands.
     pub socket: AdminSocketSetting,
-}
-
-/// The unix socket for operator commands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AdminSocketSetting {
-    /// `admin.socket = ""`: no socket.
-    Off,
-    /// The key is not set: [`DEFAULT_ADMIN_SOCKET`], unless the path cannot be bound.
-    Default,
-    /// The path of the key. A path that cannot be bound is an error of the start.
-    Path(PathBuf),
 }
 
 /// Times of the drain.

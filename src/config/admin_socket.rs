@@ -12,6 +12,17 @@ use toml::de::{DeTable, DeValue};
 /// (`RuntimeDirectory=keyward`).
 pub const DEFAULT_ADMIN_SOCKET: &str = "/run/keyward/admin.sock";
 
+/// The unix socket for operator commands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdminSocketSetting {
+    /// `admin.socket = ""`: no socket.
+    Off,
+    /// The key is not set: [`DEFAULT_ADMIN_SOCKET`], unless the path cannot be bound.
+    Default,
+    /// The path of the key. A path that cannot be bound is an error of the start.
+    Path(PathBuf),
+}
+
 /// Reasons for an unknown socket path.
 #[derive(Debug, thiserror::Error)]
 pub enum NoSocket {
