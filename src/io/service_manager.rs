@@ -2,7 +2,7 @@
 //!
 //! Owns: the reports, and the limit of the time that a report takes. Must not know: the moment of a report.
 //! Invariants: without `NOTIFY_SOCKET` in the environment every report is empty; a hanging service manager
-//! delays its reporter for [`LIMIT`] at most, and no other task; a report that fails changes nothing else.
+//! delays its reporter for one second at most, and no other task; a report that fails changes nothing else.
 //!
 //! See <https://www.freedesktop.org/software/systemd/man/252/sd_notify.html>.
 
