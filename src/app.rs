@@ -8,6 +8,7 @@
 mod admin_interfaces;
 pub mod audit_files;
 mod cluster_reset;
+mod connection_end_report;
 pub mod hash_password;
 mod listeners;
 pub mod policy_checks;
@@ -157,6 +158,13 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), ServeError> {
     tasks.spawn("reload", reload.run(running.reload_requests)).detach();
     // Lets the reload task begin to receive SIGHUP, which would end the process before.
     tokio::task::yield_now().await;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        configuration = &*config.digest,
+        shards = config.runtime.shards.get(),
+        listeners = config.listeners.len(),
+        "started"
+    );
     service_manager::report_ready().await;
     let (state, exit) = (Arc::clone(&running.admin.state), Arc::clone(&running.exit));
     tasks.spawn("service manager", report_state(state, running.shards_alive, exit)).detach();

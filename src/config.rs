@@ -50,6 +50,7 @@ use crate::jwt::Issuers;
 use crate::pem::{Crls, KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
+use crate::telemetry::access_settings::AccessLogSettings;
 use crate::users::UserPasswordHashes;
 
 pub use admin_socket::{AdminSocketSetting, DEFAULT_ADMIN_SOCKET, admin_socket};
@@ -106,12 +107,17 @@ pub struct Config {
     pub audit: Option<Arc<audit_settings::AuditSettings>>,
     /// Settings of the log.
     pub log: telemetry::LogSettings,
+    /// `[log]`: the calls with an access record.
+    pub access_log: AccessLogSettings,
     /// Times of the drain.
     pub drain: Drain,
     /// Threads.
     pub runtime: Runtime,
     /// Every file read beside the configuration itself.
     pub files: Arc<[PathBuf]>,
+    /// The first 16 hexadecimal digits of the SHA-256 of the configuration's text, so that operators can tell
+    /// the configurations of replicas apart. The text holds no secret: secrets are in files of their own.
+    pub digest: Arc<str>,
 }
 
 impl Config {

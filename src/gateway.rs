@@ -80,6 +80,7 @@ use crate::published::Published;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::Tasks;
+use crate::telemetry::access_settings::SampleCounter;
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::member_queue::MemberQueues;
@@ -324,7 +325,11 @@ impl Gateway {
             metrics.watch_held_bytes.clone(),
         ));
         let log_limiter = Rc::new(RecordLimiter::new(metrics.log_records_left_out.clone()));
-        let log = if begun.log.access { AccessLog::On(Rc::clone(&log_limiter)) } else { AccessLog::Off };
+        let log = AccessLog {
+            settings: Cell::new(begun.access_log),
+            limiter: Rc::clone(&log_limiter),
+            samples: SampleCounter::default(),
+        };
         let audit_limiter = RecordLimiter::new(metrics.log_records_left_out.clone());
         let records = RecordSinks { metrics: Arc::clone(&metrics), log, audit, audit_limiter };
         let unread = UnreadAnswers::new(begun.limits.unread.buffer / shards, metrics.unread.clone());
@@ -373,6 +378,7 @@ impl Gateway {
             && Arc::ptr_eq(&last.members, &members)
             && Arc::ptr_eq(&last.identities, &identities);
         if !is_current {
+            self.records.log.settings.set(config.access_log);
             let (config, members, identities) =
                 (Arc::clone(&config), Arc::clone(&members), Arc::clone(&identities));
             *last = Rc::new(CallSnapshot { config, members, identities });

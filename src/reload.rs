@@ -222,6 +222,8 @@ impl Reload {
         }
         if applied.changes.is_empty() {
             tracing::info!("configuration read again: nothing has changed that can change while running");
+        } else {
+            tracing::info!(digest = &*read.digest, "the configuration with this digest is in force");
         }
         let waiting = key_table::changed(TakesEffect::Restart, &config, &read);
         for section in &waiting {

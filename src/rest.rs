@@ -39,11 +39,11 @@ use http_body::Body as _;
 use crate::config::JsonGateway;
 use crate::downstream::client_body::{ClientBody, MadeBody};
 use crate::downstream::request_memory::Requester;
-use crate::gateway::access_log::AccessLog;
 use crate::gateway::{ClientConnection, Gateway, pipeline};
 use crate::refusal::{Code, Status};
 use crate::rpc::method::{Method, StreamingSides};
 use crate::telemetry;
+use crate::telemetry::access_settings::CallOutcome;
 use crate::telemetry::rest_metrics::RestLabels;
 
 use call_request::{DocumentFault, StreamJson, UnaryJson};
@@ -210,11 +210,14 @@ impl RestFace {
         let kind = PathKind::of(noted.uri.path());
         let labels = RestLabels { path: kind.label(), status: status.as_u16() };
         self.gateway.metrics.rest_requests.get_or_create(&labels).inc();
-        let AccessLog::On(limiter) = &self.gateway.records.log else { return };
         let is_call = matches!(kind, PathKind::Route(_)) && noted.method == HttpMethod::POST;
-        if (is_call && self.client.listener.rest) || !limiter.may_log() {
+        if is_call && self.client.listener.rest {
             return;
         }
+        let log = &self.gateway.records.log;
+        let is_error = status.is_client_error() || status.is_server_error();
+        let chosen = log.settings.get().choose(CallOutcome { is_error, took: None }, &log.samples);
+        let Some(chosen_by) = chosen.filter(|_| log.limiter.may_log()) else { return };
         tracing::info!(
             target: telemetry::ACCESS,
             method = noted.method_name(),
@@ -223,6 +226,7 @@ impl RestFace {
             user_agent = noted.agent,
             listener = &*self.client.listener.name,
             remote = self.client.origin.remote.map(tracing::field::display),
+            chosen_by,
             "request without gRPC"
         );
     }

@@ -68,6 +68,17 @@ pub enum RevocationStorage {
     Etcd,
 }
 
+impl RevocationStorage {
+    /// The storage, for the log.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::File => "file",
+            Self::Etcd => "etcd",
+        }
+    }
+}
+
 /// The operator's interface to the task, with the known revocations. Cheap to clone.
 #[derive(Clone)]
 pub struct RevocationRegister {
@@ -265,7 +276,8 @@ impl RevocationKeeper {
             let outcome = self.make(&order.change).await;
             match &outcome {
                 Ok(kept) => {
-                    tracing::info!(change = %EscapedChange(&order.change), ?kept, "revocations changed")
+                    let (change, kept) = (EscapedChange(&order.change), kept.name());
+                    tracing::info!(%change, kept, "revocations changed");
                 }
                 Err(trouble) => {
                     tracing::error!(

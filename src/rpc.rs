@@ -20,4 +20,5 @@ pub mod range_cap;
 pub mod scan;
 pub mod schema;
 pub mod touch;
+pub mod trace_id;
 pub mod txn_permissions;

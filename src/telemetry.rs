@@ -5,6 +5,7 @@
 //! waits for stderr; the HTTP/2 and TLS libraries log warnings and errors at most, at every configured level,
 //! because their frames and headers carry tokens and passwords.
 
+pub mod access_settings;
 pub mod audit_metrics;
 pub mod config_metrics;
 pub mod connection_metrics;
@@ -42,8 +43,8 @@ use log_filter::{CurrentLogFilter, LogFilter, LogFilterLayer};
 use text::TextRecords;
 use writer::{FlushGuard, LogQueue};
 
-/// The target of access records: `tracing::info!(target: telemetry::ACCESS, …)`. Enabled by
-/// [`LogSettings::access`] alone, independent of the level.
+/// The target of access records: `tracing::info!(target: telemetry::ACCESS, …)`. Always enabled, independent
+/// of the level: [`access_settings::AccessLogSettings`] choose the calls with a record.
 pub const ACCESS: &str = "keyward::access";
 
 /// Logging settings.
@@ -53,8 +54,6 @@ pub struct LogSettings {
     pub format: Format,
     /// The least severe level written.
     pub level: LogLevel,
-    /// True if every call is recorded.
-    pub access: bool,
     /// Bytes of records queued for writing at most.
     pub buffer: usize,
 }
@@ -102,12 +101,7 @@ impl fmt::Display for LogLevel {
 
 impl Default for LogSettings {
     fn default() -> Self {
-        Self {
-            format: Format::Text,
-            level: LogLevel(LevelFilter::INFO),
-            access: true,
-            buffer: 4 * 1024 * 1024,
-        }
+        Self { format: Format::Text, level: LogLevel(LevelFilter::INFO), buffer: 4 * 1024 * 1024 }
     }
 }
 
@@ -153,7 +147,7 @@ where
 }
 
 fn current_filter(settings: &LogSettings) -> Arc<CurrentLogFilter> {
-    CurrentLogFilter::new(LogFilter::from(settings.level), settings.access)
+    CurrentLogFilter::new(LogFilter::from(settings.level))
 }
 
 fn subscriber_with<W>(
@@ -215,8 +209,8 @@ mod tests {
         tracing::info!(target: ACCESS, "access");
     }
 
-    fn written(level: &str, access: bool) -> Vec<&'static str> {
-        let settings = LogSettings { level: level.parse().unwrap(), access, ..LogSettings::default() };
+    fn written(level: &str) -> Vec<&'static str> {
+        let settings = LogSettings { level: level.parse().unwrap(), ..LogSettings::default() };
         let lines = logged(settings, one_of_each);
         let all =
             ["ours debug", "ours info", "ours error", "theirs debug", "theirs info", "theirs warn", "access"];
@@ -224,18 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn the_level_is_ours_alone() {
-        assert_eq!(written("trace", false), ["ours debug", "ours info", "ours error", "theirs warn"]);
-        assert_eq!(written("info", false), ["ours info", "ours error", "theirs warn"]);
-        assert_eq!(written("error", false), ["ours error"]);
-        assert_eq!(written("off", false), [""; 0]);
+    fn the_level_is_ours_alone_and_access_records_do_not_depend_on_it() {
+        assert_eq!(written("trace"), ["ours debug", "ours info", "ours error", "theirs warn", "access"]);
+        assert_eq!(written("info"), ["ours info", "ours error", "theirs warn", "access"]);
+        assert_eq!(written("error"), ["ours error", "access"]);
+        assert_eq!(written("off"), ["access"]);
         assert!("loud".parse::<LogLevel>().is_err());
-    }
-
-    #[test]
-    fn access_records_do_not_depend_on_the_level() {
-        assert_eq!(written("error", true), ["ours error", "access"]);
-        assert_eq!(written("off", true), ["access"]);
     }
 
     #[test]
@@ -285,8 +273,7 @@ mod tests {
 
     #[test]
     fn a_second_start_is_harmless() {
-        let first =
-            init(&LogSettings { level: LogLevel(LevelFilter::OFF), access: false, ..LogSettings::default() });
+        let first = init(&LogSettings { level: LogLevel(LevelFilter::OFF), ..LogSettings::default() });
         assert!(first.and(init(&LogSettings::default())).is_ok());
     }
 }

@@ -27,7 +27,7 @@ endpoints = ["http://127.0.0.1:{member}"]
 address = "127.0.0.1:{admin}"
 
 [log]
-access = {access}
+access = "{access}"
 
 [runtime]
 shards = 1
@@ -212,7 +212,7 @@ def start_bare(site, _, port):
     return argv, None, None
 
 
-def start_keyward(site, unique, port, access="true"):
+def start_keyward(site, unique, port, access="slow"):
     admin = free_port()
     probe = ""
     if site.login:
@@ -233,7 +233,11 @@ def start_keyward(site, unique, port, access="true"):
 
 
 def start_keyward_without_log(site, unique, port):
-    return start_keyward(site, unique, port, access="false")
+    return start_keyward(site, unique, port, access="off")
+
+
+def start_keyward_with_whole_log(site, unique, port):
+    return start_keyward(site, unique, port, access="all")
 
 
 def start_envoy(site, unique, port):
@@ -304,6 +308,7 @@ STARTS = {
     "bare": start_bare,
     "keyward": start_keyward,
     "keyward-nolog": start_keyward_without_log,
+    "keyward-logall": start_keyward_with_whole_log,
     "envoy": start_envoy,
     "nginx": start_nginx,
     "haproxy": start_haproxy,

@@ -9,7 +9,7 @@ SHAPES = {"1x1": (1, 1), "8x2": (8, 2), "8x8": (8, 8), "64x4": (64, 4)}
 SUFFIX = {"canned": "", "etcd": ", etcd"}
 GROUPS = ["unary", "tls", "watch", "first-event", "lock", "queue", "keepalive", "login", "fairness", "idle"]
 # The proxies that end TLS in this comparison.
-WITH_TLS = ["bare", "keyward", "keyward-nolog", "envoy", "nginx", "haproxy"]
+WITH_TLS = ["bare", "keyward", "keyward-nolog", "keyward-logall", "envoy", "nginx", "haproxy"]
 # grpc-proxy answers keepalives on a schedule of its own, at thirds of the TTL: a round would last longer than a lease.
 PASSING_KEEPALIVES = ["direct", *WITH_TLS, "gateway"]
 

@@ -11,8 +11,7 @@ use tokio::time::Instant;
 
 use super::table::{TerminalTable, plain, size};
 use crate::members::membership::{
-    AbsenceReason, AbsentMember, AuthSetting, Fitness, Member, Membership, Role, UnansweredAddress,
-    UnreadyReason,
+    AbsentMember, AuthSetting, Fitness, Member, Membership, Role, UnansweredAddress, UnreadyReason,
 };
 
 /// The status of one replica.
@@ -243,12 +242,8 @@ impl MemberRow {
 
 impl AbsentRow {
     pub(super) fn of(absent: &AbsentMember) -> Self {
-        let why = match absent.why {
-            AbsenceReason::Unstarted => "was added and never started",
-            AbsenceReason::NoUsableUrl => "has no client URL of the configured endpoints' scheme",
-            AbsenceReason::NotAllowed => "no host of its client URLs is among cluster.allowed_hosts",
-        };
-        Self { id: absent.id.to_string(), name: (*absent.name).to_owned(), why: why.into() }
+        let why = absent.why.text().to_owned();
+        Self { id: absent.id.to_string(), name: (*absent.name).to_owned(), why }
     }
 }
 

@@ -19,6 +19,7 @@ use http::{Request, Response};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use crate::app::connection_end_report::ConnectionEndReport;
 use crate::audit::log::AuditLog;
 use crate::config::Config;
 use crate::credentials::Credentials;
@@ -27,8 +28,7 @@ use crate::downstream::acceptor::{AcceptedConnection, ClientSocket, OpenListener
 use crate::downstream::client_body::ClientBody;
 use crate::downstream::client_certificate::ClientCertificate;
 use crate::downstream::client_connection::{
-    self, AdmittedClient, ClientConnectionEnd, ConnectionBounds, ConnectionInputs, HandshakeError,
-    IntroducedClient,
+    self, AdmittedClient, ConnectionBounds, ConnectionInputs, IntroducedClient,
 };
 use crate::downstream::connection_table::ConnectionPlace;
 use crate::downstream::listener_tls::CurrentListenerTls;
@@ -47,7 +47,6 @@ use crate::members::membership::MembersHandle;
 use crate::published::Published;
 use crate::rest::{AnswerBody, RestFace, is_rest};
 use crate::tasks::{TaskHandle, Tasks};
-use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::certificate_pool::CertificatePool;
 use crate::upstream::ejection::suspect_hung_members;
@@ -112,8 +111,7 @@ pub struct ShardService {
     evacuation_tasks: [TaskHandle; 2],
     /// Tasks ending streams without a valid proof, and unread answers.
     expiry_tasks: [TaskHandle; 3],
-    /// Connections ended for too many stream resets.
-    floods: Rc<LogThrottle>,
+    ends: Rc<ConnectionEndReport>,
 }
 
 impl ShardService {
@@ -174,6 +172,7 @@ impl ShardService {
             tasks.spawn("proofs", password_revalidation::revalidate_passwords(Rc::clone(&gateway))),
             tasks.spawn("unread answers", unread_answers::give_up_unread(Rc::clone(&gateway))),
         ];
+        let ends = Rc::new(ConnectionEndReport::new(Arc::clone(&parts.metrics)));
         Self {
             gateway,
             listeners,
@@ -182,7 +181,7 @@ impl ShardService {
             tasks,
             evacuation_tasks: departures,
             expiry_tasks: fallen,
-            floods: Rc::default(),
+            ends,
         }
     }
 
@@ -265,33 +264,12 @@ impl ShardService {
         let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
         let figures = self.metrics.connection_figures.clone();
         let beginning = ConnectionInputs { place, figures, proxied, tls, odd_authority };
-        let (metrics, tasks) = (Arc::clone(&self.metrics), self.tasks.clone());
-        let floods = Rc::clone(&self.floods);
+        let (ends, tasks) = (Rc::clone(&self.ends), self.tasks.clone());
+        let name = Arc::clone(&listener.config.name);
         let serve = async move {
             let _keep = keep;
-            match client_connection::serve(stream, beginning, bounds, &tasks, drain, admit).await {
-                Ok(ClientConnectionEnd::Well) => {}
-                Ok(ClientConnectionEnd::Silent) => {
-                    tracing::debug!(?remote, "a client answers no pings: its connection ends")
-                }
-                // The connection table counts and logs this refusal.
-                Err(HandshakeError::Full(_)) => {}
-                Ok(ClientConnectionEnd::Cut) => _ = metrics.connections_cut.inc(),
-                Ok(ClientConnectionEnd::Flooded) => {
-                    metrics.connections_flooded.inc();
-                    if let Some(connections) = floods.count() {
-                        tracing::warn!(
-                            ?remote,
-                            connections,
-                            "connections were ended: their clients reset too many streams"
-                        );
-                    }
-                }
-                Err(error) => {
-                    metrics.handshakes_failed.inc();
-                    tracing::debug!(%error, ?remote, "no connection");
-                }
-            }
+            let end = client_connection::serve(stream, beginning, bounds, &tasks, drain, admit).await;
+            ends.ended(end, &name, remote);
         };
         self.connections.spawn("client connection", serve).detach();
     }

@@ -5,6 +5,7 @@
 //! text is written in base64; keys, ranges and names are cut at fixed bounds, and a cut is visible.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use data_encoding::BASE64;
@@ -58,8 +59,8 @@ impl Timestamp {
     }
 }
 
-impl std::fmt::Display for Timestamp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(std::str::from_utf8(&self.text()).unwrap_or_default())
     }
 }
@@ -213,6 +214,13 @@ impl AuditedRanges {
         self.ranges.push(range);
     }
 
+    /// Adds the ranges and actions of `other`, within the bounds.
+    pub fn append(&mut self, other: Self) {
+        self.omitted += other.omitted;
+        other.ranges.into_iter().for_each(|range| self.add(|| range));
+        other.actions.into_iter().for_each(|action| self.add_action(action));
+    }
+
     /// Adds an action that is not on keys, once.
     pub fn add_action(&mut self, action: &'static str) {
         if !self.actions.contains(&action) {
@@ -230,6 +238,64 @@ impl AuditedRanges {
     #[must_use]
     pub fn weight(&self) -> usize {
         self.bytes
+    }
+}
+
+/// A key in quotes, with escapes; in base64 if the key is no UTF-8 text; its length if cut.
+fn write_key(
+    f: &mut fmt::Formatter<'_>,
+    text: Option<&String>,
+    base64: Option<&String>,
+    bytes: Option<usize>,
+) -> fmt::Result {
+    match (text, base64) {
+        (Some(text), _) => write!(f, "{text:?}")?,
+        (None, Some(base64)) => write!(f, "base64:{base64}")?,
+        (None, None) => {}
+    }
+    bytes.map_or(Ok(()), |bytes| write!(f, "...({bytes} bytes)"))
+}
+
+impl fmt::Display for AuditedRange {
+    /// `read "/a"`, `read ["/a", "/b")`, `read ["/a", end)`, `lease 1f`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ", self.action)?;
+        if let Some(lease) = &self.keys_of_lease {
+            return f.write_str(lease);
+        }
+        let key = |f: &mut fmt::Formatter<'_>| {
+            write_key(f, self.key.as_ref(), self.key_b64.as_ref(), self.key_bytes)
+        };
+        if self.unbounded {
+            f.write_str("[")?;
+            key(f)?;
+            return f.write_str(", end)");
+        }
+        if self.end.is_none() && self.end_b64.is_none() {
+            return key(f);
+        }
+        f.write_str("[")?;
+        key(f)?;
+        f.write_str(", ")?;
+        write_key(f, self.end.as_ref(), self.end_b64.as_ref(), self.end_bytes)?;
+        f.write_str(")")
+    }
+}
+
+impl fmt::Display for AuditedRanges {
+    /// The ranges, then the further actions, then the number of omitted ranges, separated by `; `.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for range in &self.ranges {
+            write!(f, "{}{range}", std::mem::replace(&mut separator, "; "))?;
+        }
+        for action in &self.actions {
+            write!(f, "{}{action}", std::mem::replace(&mut separator, "; "))?;
+        }
+        if self.omitted > 0 {
+            write!(f, "{separator}{} more", self.omitted)?;
+        }
+        Ok(())
     }
 }
 

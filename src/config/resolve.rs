@@ -31,6 +31,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use data_encoding::HEXLOWER;
+use sha2::{Digest as _, Sha256};
 use zeroize::Zeroize;
 
 use super::findings::{ConfigFaults, ConfigFindings, ConfigWarning};
@@ -42,6 +44,7 @@ use crate::jwt::Issuers;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
+use crate::telemetry::access_settings::{AccessLogSettings, RecordedCalls};
 pub use policy_tables::{peer_pattern, policy, read_policy};
 
 /// Availability of the ways of identification, on every listener.
@@ -98,7 +101,8 @@ pub(super) fn read(path: &Path) -> Result<String, String> {
 pub(super) fn parse(text: &str, folder: &Path) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
     let (file, findings) = toml_parse::read(text);
     let mut resolver = Resolver { folder, findings, files: BTreeSet::new() };
-    let config = file.and_then(|file| resolver.config(file));
+    let digest = HEXLOWER.encode(&Sha256::digest(text)[..8]);
+    let config = file.and_then(|file| resolver.config(file, digest.into()));
     resolver.findings.conclude(config)
 }
 
@@ -110,7 +114,7 @@ struct Resolver<'a> {
 }
 
 impl Resolver<'_> {
-    fn config(&mut self, mut file: TomlFile) -> Option<Config> {
+    fn config(&mut self, mut file: TomlFile, digest: Arc<str>) -> Option<Config> {
         let cluster = self.cluster(file.cluster);
         let rows = self.users(file.user, file.mint, file.sign_jwt, &cluster);
         let mapped = file.mapping.default.is_some() || file.map.iter().any(may_know_certificates);
@@ -140,6 +144,7 @@ impl Resolver<'_> {
             revocation: Arc::new(revocation),
             watch: self.watch(file.watch),
             limits: self.limits(file.limits),
+            access_log: self.access_log(&file.log),
             log: self.log(file.log),
             drain: self.drain(file.drain),
             runtime: self.runtime(file.runtime),
@@ -152,6 +157,7 @@ impl Resolver<'_> {
             listeners,
             // The file list comes last: all steps above may read files.
             files: std::mem::take(&mut self.files).into_iter().collect(),
+            digest,
         })
     }
 
@@ -221,8 +227,23 @@ impl Resolver<'_> {
                 .level
                 .and_then(|word| self.checked("log.level", word.parse()))
                 .unwrap_or(default.level),
-            access: log.access.unwrap_or(default.access),
             buffer: self.size("log.buffer", log.buffer, 4 * MIB, 16 * KIB..=GIB),
+        }
+    }
+
+    fn access_log(&mut self, log: &toml_file::TomlLog) -> AccessLogSettings {
+        let default = AccessLogSettings::default();
+        let calls = log.access.map(|calls| match calls {
+            toml_file::TomlRecordedCalls::Off => RecordedCalls::Off,
+            toml_file::TomlRecordedCalls::Errors => RecordedCalls::Errors,
+            toml_file::TomlRecordedCalls::Slow => RecordedCalls::Slow,
+            toml_file::TomlRecordedCalls::All => RecordedCalls::All,
+        });
+        AccessLogSettings {
+            calls: calls.unwrap_or(default.calls),
+            slow: self.duration("log.slow", log.slow.clone(), default.slow, Duration::ZERO..=DAY),
+            sample: self.count("log.sample", log.sample, 1000, 0..=1 << 20),
+            has_keys: log.keys.unwrap_or(default.has_keys),
         }
     }
 

@@ -482,8 +482,21 @@ pub(super) enum TomlOnFull {
 pub(super) struct TomlLog {
     pub(super) format: Option<TomlLogFormat>,
     pub(super) level: Option<String>,
-    pub(super) access: Option<bool>,
+    pub(super) access: Option<TomlRecordedCalls>,
+    pub(super) slow: Option<String>,
+    pub(super) sample: Option<u32>,
+    pub(super) keys: Option<bool>,
     pub(super) buffer: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum TomlRecordedCalls {
+    Off,
+    Errors,
+    Slow,
+    All,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

@@ -256,15 +256,15 @@ impl Credentials {
         let counters = &self.shared.counters;
         let counter = match outcome {
             Ok(_) => {
-                tracing::debug!(?user, %member, "logged in");
+                tracing::debug!(%user, %member, "logged in");
                 &counters.logins_accepted
             }
             Err(why) if why.is_refusal() => {
-                tracing::info!(?user, %member, %why, "login refused");
+                tracing::info!(%user, %member, %why, "login refused");
                 &counters.logins_refused
             }
             Err(why) => {
-                tracing::warn!(?user, %member, %why, "login failed");
+                tracing::warn!(%user, %member, %why, "login failed");
                 &counters.logins_failed
             }
         };
@@ -288,6 +288,7 @@ mod tests {
     use crate::credentials::CredentialSettings;
     use crate::identity::UserName;
     use crate::secret::Secret;
+    use crate::telemetry::{self, LogSettings};
 
     /// Callers choose the user name in our log: a name must not break the log line.
     #[tokio::test]
@@ -303,12 +304,8 @@ mod tests {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let to = Arc::clone(&lines);
         let writer = move || Lines(Arc::clone(&to));
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::DEBUG)
-            .with_ansi(false)
-            .with_writer(writer)
-            .finish();
-        tracing::subscriber::with_default(subscriber, || {
+        let settings = LogSettings { level: "debug".parse().unwrap(), ..LogSettings::default() };
+        tracing::subscriber::with_default(telemetry::subscriber(&settings, writer), || {
             credentials.note(&request, &Err(LoginFailure::WrongPassword));
             credentials.note(&request, &Err(LoginFailure::Busy));
             credentials.note(&request, &Ok(HeaderValue::from_static("t")));

@@ -13,7 +13,7 @@ mod served_connection;
 mod shutdown;
 
 use std::future::{Future, poll_fn};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -139,6 +139,20 @@ pub enum HandshakeError {
     /// The client's certificate was verified but could not be parsed.
     #[error(transparent)]
     Certificate(#[from] UnreadableCertificate),
+}
+
+impl HandshakeError {
+    /// True if the client only closed the connection, as load balancers do to learn of a listening process.
+    #[must_use]
+    pub fn is_disconnect(&self) -> bool {
+        match self {
+            Self::Tls(error) | Self::Lost(error) => matches!(
+                error.kind(),
+                ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+            ),
+            Self::TimedOut | Self::NotSaid(_) | Self::Full(_) | Self::Certificate(_) => false,
+        }
+    }
 }
 
 /// Serves one connection until its end, or until the instant given by `drain` once the process drains.

@@ -1,37 +1,53 @@
-//! One record per call: counted, and logged if configured, when the call ends, however it ends.
+//! One record per call: counted, and logged if chosen, when the call ends, however it ends.
 //!
 //! Owns: the facts reported about a call, to metrics, access log and audit log. Must not know: the contents
-//! of the answer. Invariants: a record is written exactly once, on drop, and never holds a value, a token or
-//! a password; only the audit log has keys. A call abandoned by its client is reported as Canceled. Records
-//! of refused callers without a proved identity are limited by rate, so refusals cannot fill a disk; all
-//! records are counted.
+//! of the answer. Invariants: a record is written at most once, on drop, and never holds a value, a token or
+//! a password; it holds keys with `log.keys` only. A call abandoned by its client is reported as Canceled.
+//! Records of refused callers without a proved identity are limited by rate, so refusals cannot fill a disk;
+//! all calls are counted.
 
-use prometheus_client::metrics::gauge::Gauge;
+use std::borrow::Cow;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
 use crate::audit::log::AuditLog;
+use crate::audit::record::{AuditedRanges, cut_name};
+use crate::downstream::session::SessionId;
 use crate::gateway::call_audit::{self, CallAudit, CallFacts};
 use crate::gateway::connection_origin::ConnectionOrigin;
-
 use crate::identity::{MemberId, UserName};
-use crate::refusal::Code;
-use crate::rpc::method::{Method, StreamingSides};
+use crate::refusal::{Code, Status};
+use crate::rpc::method::{Lane, Method, StreamingSides};
+use crate::rpc::trace_id::TraceId;
+use crate::telemetry::access_settings::{AccessLogSettings, CallOutcome, RecordedCalls, SampleCounter};
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::{self, metrics::Metrics};
 use crate::usage::caller_usage::{CallUsage, CallerUsage};
 use crate::usage::exceeded::Exceeded;
 
-/// The calls of a shard that leave a record in the log.
-#[derive(Clone, Debug)]
-pub enum AccessLog {
-    /// No calls.
-    Off,
-    /// All calls, except that records of callers without a proved identity pass the limiter, if the call
-    /// failed or never went upstream.
-    On(Rc<RecordLimiter>),
+/// The access log of a shard.
+#[derive(Debug)]
+pub struct AccessLog {
+    /// The calls with a record, as configured now.
+    pub settings: Cell<AccessLogSettings>,
+    /// Limits the records of callers without a proved identity, of calls that failed or never went upstream.
+    pub limiter: Rc<RecordLimiter>,
+    /// Chooses the sampled calls.
+    pub samples: SampleCounter,
+}
+
+/// The facts that few calls have.
+#[derive(Default)]
+struct RareFacts {
+    /// The text of the status of a failed call.
+    reason: Option<Cow<'static, str>>,
+    trace: Option<TraceId>,
+    ranges: Option<Rc<RefCell<AuditedRanges>>>,
 }
 
 /// The destinations of the records of a shard's calls.
@@ -55,9 +71,11 @@ pub struct AccessRecord {
     /// When the call arrived.
     pub started: Instant,
     code: Option<Code>,
-    peer: RefCell<Option<Rc<str>>>,
-    user: RefCell<Option<UserName>>,
+    peer: Cell<Option<Rc<str>>>,
+    user: Cell<Option<UserName>>,
+    session: Cell<Option<SessionId>>,
     is_proved: Cell<bool>,
+    rare: Cell<Option<Box<RareFacts>>>,
     /// The facts for the audit log, if the call is audited.
     audit: Cell<Option<Box<CallAudit>>>,
     /// The member that answered last.
@@ -82,9 +100,11 @@ impl AccessRecord {
             origin,
             started: Instant::now(),
             code: None,
-            peer: RefCell::default(),
-            user: RefCell::default(),
+            peer: Cell::default(),
+            user: Cell::default(),
+            session: Cell::default(),
             is_proved: Cell::default(),
+            rare: Cell::default(),
             audit: Cell::default(),
             member: Cell::default(),
             attempts: Cell::default(),
@@ -124,25 +144,56 @@ impl AccessRecord {
 
     /// Notes the caller, as proved or as claimed.
     pub fn note_peer(&self, peer: Rc<str>) {
-        self.peer.replace(Some(peer));
+        self.peer.set(Some(peer));
     }
 
     /// Notes the etcd user of the call, and if the caller has proved to be an etcd user.
     pub fn note_user(&self, user: Option<UserName>, is_proved: bool) {
-        self.user.replace(user);
+        self.user.set(user);
         self.is_proved.set(is_proved);
+    }
+
+    /// Notes the session of the caller's token.
+    pub fn note_session(&self, session: SessionId) {
+        self.session.set(Some(session));
+    }
+
+    /// Notes the trace id of the client.
+    pub fn note_trace(&self, trace: TraceId) {
+        self.note_rare(|rare| rare.trace = Some(trace));
+    }
+
+    /// The ranges of the call, for the access record; `None` if access records have no keys. The ranges of a
+    /// stream's requests are added as the requests arrive.
+    #[must_use]
+    pub fn logged_ranges(&self) -> Option<Rc<RefCell<AuditedRanges>>> {
+        let settings = self.sinks.log.settings.get();
+        if !settings.has_keys || settings.calls == RecordedCalls::Off {
+            return None;
+        }
+        let mut ranges = None;
+        self.note_rare(|rare| ranges = Some(Rc::clone(rare.ranges.get_or_insert_default())));
+        ranges
+    }
+
+    fn note_rare(&self, note: impl FnOnce(&mut RareFacts)) {
+        let mut rare = self.rare.take().unwrap_or_default();
+        note(&mut rare);
+        self.rare.set(Some(rare));
     }
 
     /// The caller, if noted.
     #[must_use]
     pub fn peer(&self) -> Option<Rc<str>> {
-        self.peer.borrow().clone()
+        let peer = self.peer.take();
+        self.peer.set(peer.clone());
+        peer
     }
 
     /// True once the caller is noted.
     #[must_use]
     pub fn has_peer(&self) -> bool {
-        self.peer.borrow().is_some()
+        self.peer().is_some()
     }
 
     /// Counts an attempt at `member`. Returns the number of attempts so far.
@@ -194,9 +245,17 @@ impl AccessRecord {
         self.code.is_some()
     }
 
-    /// Notes the status code of the call. Later codes are ignored.
+    /// Notes the end of the call with success, or without any text for the client. Later ends are ignored.
     pub fn ended(&mut self, code: Code) {
         self.code.get_or_insert(code);
+    }
+
+    /// Notes the end of the call with a status. Later ends are ignored.
+    pub fn ended_with(&mut self, status: Status) {
+        if self.code.is_none() && !status.is_ok() && !status.message.is_empty() {
+            self.note_rare(|rare| rare.reason = Some(status.message));
+        }
+        self.ended(status.code);
     }
 }
 
@@ -207,6 +266,50 @@ fn open<'m>(metrics: &'m Metrics, method: &Method) -> &'m Gauge {
 
 fn is_unary(method: &Method) -> bool {
     method.stream == StreamingSides::Unary
+}
+
+impl AccessRecord {
+    /// The choice of the access log about the call.
+    fn chosen_by(&self, code: Code, took: Duration) -> Option<&'static str> {
+        let waits = self.method.lane == Lane::Stream;
+        // A client ends its stream by leaving.
+        let is_error = code != Code::Ok && !(waits && code == Code::Canceled);
+        let timed = is_unary(self.method) && !waits;
+        let outcome = CallOutcome { is_error, took: timed.then_some(took) };
+        let log = &self.sinks.log;
+        let chosen_by = log.settings.get().choose(outcome, &log.samples)?;
+        // A call of an unproved caller that failed, or that never went upstream: repeating the call costs
+        // etcd nothing.
+        let is_cheap = !self.is_proved.get() && (code != Code::Ok || self.attempts.get() == 0);
+        (!is_cheap || log.limiter.may_log()).then_some(chosen_by)
+    }
+
+    /// Writes the access record, if the call has one.
+    fn log(&mut self, code: Code, took: Duration) {
+        let Some(chosen_by) = self.chosen_by(code, took) else { return };
+        let rare = self.rare.take().unwrap_or_default();
+        tracing::info!(
+            target: telemetry::ACCESS,
+            method = self.method.path,
+            code = code.name(),
+            micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+            peer = self.peer.get_mut().as_deref(),
+            user = self.user.get_mut().as_ref().map(UserName::as_str),
+            session = self.session.get().map(tracing::field::display),
+            member = self.member.get().map(tracing::field::display),
+            attempts = self.attempts.get(),
+            sent = self.sent,
+            reason = rare.reason.as_deref().map(cut_name),
+            limit = self.limit.get().map(tracing::field::display),
+            keys = rare.ranges.map(|ranges| ranges.take().to_string()),
+            listener = &*self.origin.listener,
+            remote = self.origin.remote_text.as_ref().map(tracing::field::display),
+            user_agent = self.origin.user_agent(),
+            trace = rare.trace.as_ref().map(TraceId::as_str),
+            chosen_by,
+            "call"
+        );
+    }
 }
 
 impl Drop for AccessRecord {
@@ -233,33 +336,6 @@ impl Drop for AccessRecord {
             };
             call_audit::write(audit, &sinks.audit_limiter, self.audit.take(), &facts);
         }
-        match &sinks.log {
-            AccessLog::Off => return,
-            // A call of an unproved caller that failed, or that never went upstream: repeating the call costs
-            // etcd nothing.
-            AccessLog::On(limiter)
-                if !self.is_proved.get()
-                    && (code != Code::Ok || self.attempts.get() == 0)
-                    && !limiter.may_log() =>
-            {
-                return;
-            }
-            AccessLog::On(_) => {}
-        }
-        tracing::info!(
-            target: telemetry::ACCESS,
-            method = self.method.path,
-            code = ?code,
-            micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
-            peer = self.peer.borrow().as_deref(),
-            user = self.user.borrow().as_ref().map(UserName::as_str),
-            member = self.member.get().map(tracing::field::display),
-            attempts = self.attempts.get(),
-            sent = self.sent,
-            limit = self.limit.get().map(tracing::field::display),
-            listener = &*self.origin.listener,
-            remote = self.origin.remote_text.as_ref().map(tracing::field::display),
-            "call"
-        );
+        self.log(code, took);
     }
 }

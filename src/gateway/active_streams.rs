@@ -172,7 +172,7 @@ impl ActiveStreams {
         entry.is_some_and(|entry| {
             let caller = &entry.life.caller;
             tracing::debug!(
-                user = ?caller.user,
+                user = caller.user.as_ref().map(tracing::field::display),
                 why = refusal.message(),
                 "a stream ends with what had let it in"
             );

@@ -14,7 +14,7 @@ use crate::audit::log::{AuditLog, Reservation};
 use crate::config::PolicyMode;
 use crate::config::audit_settings::AuditEvent;
 use crate::gateway::call::Call;
-use crate::gateway::call_audit::{CallAudit, PolicyVerdict, WatchStreamFacts, event_of};
+use crate::gateway::call_audit::{CallAudit, PolicyVerdict, WatchStreamFacts, event_of, touched};
 use crate::gateway::caller::Caller;
 use crate::policy::interval_set::GrantId;
 use crate::policy::live_permits::LivePermits;
@@ -99,6 +99,15 @@ pub fn note_real_keys(call: &Call<'_>, caller: &Caller, message: Option<&[u8]>) 
     }
 }
 
+/// Notes the keys of a request message for the access record, if access records have keys.
+pub fn note_logged_keys(call: &Call<'_>, message: Option<&[u8]>) {
+    if let Some(message) = message
+        && let Some(logged) = call.record.logged_ranges()
+    {
+        logged.replace(touched(call.method, message).0);
+    }
+}
+
 /// Notes the keys of a request refused by the policy, if refusals have records.
 pub fn note_refused_keys(call: &Call<'_>, message: &[u8]) {
     call.record.note_audited(|audit| {
@@ -123,8 +132,25 @@ pub fn note_verdict(call: &Call<'_>, permits: &Rc<PermitSet>, decided: Result<Op
 }
 
 /// Records each watch created by a client on its stream, and each watch refused by the policy, as
-/// configured. The observer sees requests with real keys.
+/// configured: in the audit log, and in the stream's access record. The observer sees requests with real
+/// keys.
 pub fn watch_observer(
+    call: &Call<'_>,
+    caller: &Caller,
+    permits: Option<Rc<LivePermits>>,
+) -> Option<WatchRequestObserver> {
+    let audited = audited_watches(call, caller, permits);
+    let Some(logged) = call.record.logged_ranges() else { return audited };
+    let method = call.method;
+    Some(Box::new(move |message| {
+        logged.borrow_mut().append(touched(method, message).0);
+        if let Some(audited) = &audited {
+            audited(message);
+        }
+    }))
+}
+
+fn audited_watches(
     call: &Call<'_>,
     caller: &Caller,
     permits: Option<Rc<LivePermits>>,

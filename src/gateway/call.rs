@@ -24,6 +24,7 @@ use crate::members::membership::Membership;
 use crate::refusal::Refusal;
 use crate::rpc::call::Deadline;
 use crate::rpc::method::{Handler, Method, RpcPathKind, UNKNOWN, path_kind};
+use crate::rpc::trace_id::TraceId;
 
 /// The published values by which a call decides.
 pub struct CallSnapshot {
@@ -74,6 +75,11 @@ impl<'a> Call<'a> {
         let anybody = method.handler.is_for_anybody();
         let requester = if anybody { Requester::Anybody } else { Requester::Known };
         let sinks = Rc::clone(&gateway.records);
+        client.origin.note_user_agent(headers);
+        let record = AccessRecord::begin(sinks, method, Rc::clone(&client.origin));
+        if let Some(trace) = TraceId::in_headers(headers) {
+            record.note_trace(trace);
+        }
         Self {
             gateway,
             client,
@@ -81,7 +87,7 @@ impl<'a> Call<'a> {
             path,
             headers,
             deadline: None,
-            record: AccessRecord::begin(sinks, method, Rc::clone(&client.origin)),
+            record,
             snapshot: RefCell::new(gateway.snapshot()),
             memory: RefCell::new(gateway.hold(client, requester)),
         }

@@ -150,8 +150,8 @@ impl CallAudit {
     }
 }
 
-/// The ranges and the lease of a request message.
-fn touched(method: &Method, message: &[u8]) -> (AuditedRanges, Option<i64>) {
+/// The ranges and the lease of a request message, for records.
+pub(super) fn touched(method: &Method, message: &[u8]) -> (AuditedRanges, Option<i64>) {
     let (mut ranges, mut named) = (AuditedRanges::default(), None);
     let mut add = |touch: Touch<'_>| {
         match touch.target {

@@ -233,6 +233,9 @@ impl CallerIdentification {
             return Err(refusal);
         }
         record.note_peer(Rc::clone(&standing.peer));
+        if let CallerEvidence::Session(session) = &standing.grounds.evidence {
+            record.note_session(session.id);
+        }
         let decided = recheck::upstream_caller(gateway, standing).and_then(|caller| {
             record.note_user(caller.user.clone(), caller.user.is_some());
             self.generation(gateway, &caller).map(|_| caller)

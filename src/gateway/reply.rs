@@ -44,7 +44,7 @@ pub type DownstreamResponse = Response<Reply>;
 /// `reply_contents`.
 #[must_use]
 pub fn refuse(refusal: &Refusal, mut record: AccessRecord) -> DownstreamResponse {
-    record.ended(refusal.code());
+    record.ended_with(refusal.status());
     respond(refusal.trailers_only(), Reply::own(ReplyContents::none(), record))
 }
 
@@ -82,10 +82,10 @@ pub fn deliver(
 ) -> DownstreamResponse {
     let only_headers = answer.headers.contains_key(GRPC_STATUS);
     match answer.status() {
-        Some(status) => record.ended(status.code),
+        Some(status) => record.ended_with(status.clone()),
         None => {
             if let Some(status) = Status::from_headers(&answer.headers) {
-                record.ended(status.code);
+                record.ended_with(status);
             }
         }
     }
@@ -158,7 +158,10 @@ impl Body for Reply {
             }
             ReplyPiece::End(trailers) => {
                 if let Some(mut record) = self.record.take().filter(|record| !record.has_ended()) {
-                    record.ended(Status::from_headers(&trailers).map_or(Code::Unknown, |status| status.code));
+                    match Status::from_headers(&trailers) {
+                        Some(status) => record.ended_with(status),
+                        None => record.ended(Code::Unknown),
+                    }
                 }
                 Some(Ok(Frame::trailers(trailers)))
             }

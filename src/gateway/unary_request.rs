@@ -74,6 +74,7 @@ impl UnaryRequest {
         }
         let spliced = namespaces::splice_request(call, &caller, framed, &mut held);
         audited_request::note_real_keys(call, &caller, spliced.as_ref().ok().map(message_of));
+        audited_request::note_logged_keys(call, spliced.as_ref().ok().map(message_of));
         let mut framed = spliced?;
         let permit = permission::of_request(call, &caller, message_of(&framed)).await;
         let permit = permit.inspect_err(|_| audited_request::note_refused_keys(call, message_of(&framed)))?;

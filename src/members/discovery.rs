@@ -397,13 +397,17 @@ impl MembersTask {
         let Some(index) = self.places.iter().position(|place| place.serial == prober.serial) else {
             return;
         };
-        self.notices.probe(&prober.endpoint, &report, &self.places);
+        self.notices.probe(&prober.endpoint, &report);
         let (began, limit) = (self.places[index].asked, self.places[index].limit);
         let others = self.note_pace(&report, began, limit);
         let place = &mut self.places[index];
         place.prober = Some(prober);
         let marks = std::mem::take(&mut place.marks);
         let lost = place.note(&report, (limit, others), &self.setup);
+        if report.told.is_err() {
+            self.notices.outage(&self.places);
+        }
+        let place = &mut self.places[index];
         if let Some(member) = place.connected_anew() {
             (self.tokens_lost)(Some(member));
         }

@@ -119,6 +119,17 @@ pub enum Role {
     Learner,
 }
 
+impl Role {
+    /// The role, for the log.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Voter => "voter",
+            Self::Learner => "learner",
+        }
+    }
+}
+
 /// A listed member without a usable address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AbsentMember {
@@ -142,6 +153,18 @@ pub enum AbsenceReason {
     NoUsableUrl,
     /// The hosts of the client URLs are not among `cluster.allowed_hosts`.
     NotAllowed,
+}
+
+impl AbsenceReason {
+    /// The reason, as the end of a sentence about the member.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Unstarted => "was added and never started",
+            Self::NoUsableUrl => "has no client URL of the configured endpoints' scheme",
+            Self::NotAllowed => "no host of its client URLs is among cluster.allowed_hosts",
+        }
+    }
 }
 
 /// An address without a known member.

@@ -149,6 +149,10 @@ const KEYS: &[KeyRow] = &[
         was.watch.idle_progress == is.watch.idle_progress
     }),
     compared(Reload(InForce), &["drain"], |was, is| was.drain == is.drain),
+    compared(Reload(InForce), &["log.access", "log.slow", "log.sample", "log.keys"], |was, is| {
+        was.access_log == is.access_log
+    })
+    .named("log.access, log.slow, log.sample, log.keys"),
     compared(Reload(InForce), &["maintenance"], |was, is| was.maintenance == is.maintenance),
     compared(Reload(InForce), &["protection"], |was, is| was.protection == is.protection),
     compared(Reload(InForce), &["rest"], |was, is| was.rest == is.rest),

@@ -60,7 +60,7 @@ impl ReloadPart {
             let filter = LogFilter::from(now.log.level);
             let former = log_filter().filter(|former| *former != filter);
             let told = |former| vec![format!("log.level: {former} -> {filter}")];
-            Ok(former.map(told).map(|told| PreparedPart::new(told, move || drop(set_log_filter(filter)))))
+            Ok(former.map(told).map(|told| PreparedPart::new(told, move || set_log_filter(filter))))
         })
     }
 

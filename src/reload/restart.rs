@@ -39,15 +39,12 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         limits: in_force_of_limits(&current.limits, read.limits),
         admin: current.admin.clone(),
         audit: current.audit.clone(),
-        log: LogSettings {
-            format: current.log.format,
-            level: read.log.level,
-            access: current.log.access,
-            buffer: current.log.buffer,
-        },
+        log: LogSettings { format: current.log.format, level: read.log.level, buffer: current.log.buffer },
+        access_log: read.access_log,
         drain: read.drain,
         runtime: current.runtime,
         files: read.files,
+        digest: read.digest,
     }
 }
 

@@ -3,8 +3,8 @@
 //! Owns: the text of a filter, its rules, and the filter in force, which can change while running. Must not
 //! know: the writing of records.
 //! Invariants: a filter changes the levels of Keyward's own modules only, and libraries log warnings and
-//! errors at most, because their frames and headers carry tokens and passwords; access records follow
-//! `log.access` alone.
+//! errors at most, because their frames and headers carry tokens and passwords; no filter reaches
+//! access records, which follow `log.access` alone.
 
 use std::fmt;
 use std::str::FromStr;
@@ -136,14 +136,14 @@ impl LogFilter {
         self.level.0 < other.level.0
     }
 
-    fn targets(&self, access: LevelFilter) -> Targets {
+    fn targets(&self) -> Targets {
         let LogLevel(ours) = self.level;
         let modules = self.modules.iter().map(|(module, level)| (format!("keyward::{module}"), level.0));
         Targets::new()
             .with_default(ours.min(LevelFilter::WARN))
             .with_target("keyward", ours)
             .with_targets(modules)
-            .with_target(ACCESS, access)
+            .with_target(ACCESS, LevelFilter::INFO)
     }
 }
 
@@ -152,17 +152,15 @@ impl LogFilter {
 pub(super) struct CurrentLogFilter {
     filter: Mutex<LogFilter>,
     targets: ArcSwap<Targets>,
-    access: LevelFilter,
 }
 
 /// The filter in force of the process's subscriber. A process has a single log, so a single filter suffices.
 static CURRENT: OnceLock<Arc<CurrentLogFilter>> = OnceLock::new();
 
 impl CurrentLogFilter {
-    pub(super) fn new(filter: LogFilter, has_access: bool) -> Arc<Self> {
-        let access = if has_access { LevelFilter::INFO } else { LevelFilter::OFF };
-        let targets = ArcSwap::from_pointee(filter.targets(access));
-        Arc::new(Self { filter: Mutex::new(filter), targets, access })
+    pub(super) fn new(filter: LogFilter) -> Arc<Self> {
+        let targets = ArcSwap::from_pointee(filter.targets());
+        Arc::new(Self { filter: Mutex::new(filter), targets })
     }
 
     /// Makes this filter the filter of the process.
@@ -170,19 +168,17 @@ impl CurrentLogFilter {
         drop(CURRENT.set(Arc::clone(self)));
     }
 
-    /// Replaces the filter, and returns the former filter.
-    fn replace(&self, filter: LogFilter) -> LogFilter {
+    fn replace(&self, filter: LogFilter) {
         let mut current = self.filter.lock().unwrap_or_else(PoisonError::into_inner);
-        let targets = Arc::new(filter.targets(self.access));
+        let targets = Arc::new(filter.targets());
         // `tracing_log` passes the records of the `log` crate on up to this level only.
         if let Some(most) = Layer::<tracing_subscriber::Registry>::max_level_hint(&*targets) {
             tracing_log::log::set_max_level(tracing_log::AsLog::as_log(&most));
         }
         self.targets.store(targets);
-        let former = std::mem::replace(&mut *current, filter);
+        *current = filter;
         // Every place that logs has asked the former filter once, and kept the answer.
         tracing::callsite::rebuild_interest_cache();
-        former
     }
 }
 
@@ -193,10 +189,11 @@ pub fn log_filter() -> Option<LogFilter> {
     Some(current.filter.lock().unwrap_or_else(PoisonError::into_inner).clone())
 }
 
-/// Replaces the filter in force until the process ends, and returns the former filter; `None` if this process
-/// has no log of its own.
-pub fn set_log_filter(filter: LogFilter) -> Option<LogFilter> {
-    CURRENT.get().map(|current| current.replace(filter))
+/// Replaces the filter in force until the process ends, unless this process has no log of its own.
+pub fn set_log_filter(filter: LogFilter) {
+    if let Some(current) = CURRENT.get() {
+        current.replace(filter);
+    }
 }
 
 /// Applies the filter in force to each record.
@@ -257,14 +254,14 @@ mod tests {
 
     #[test]
     fn a_filter_reaches_our_modules_alone() {
-        let targets = "info,watch=trace".parse::<LogFilter>().unwrap().targets(LevelFilter::OFF);
+        let targets = "info,watch=trace".parse::<LogFilter>().unwrap().targets();
         for (target, level, is_logged) in [
             ("keyward::watch::hub", tracing::Level::TRACE, true),
             ("keyward::lease", tracing::Level::DEBUG, false),
             ("keyward::lease", tracing::Level::INFO, true),
             ("h2::codec", tracing::Level::INFO, false),
             ("h2::codec", tracing::Level::WARN, true),
-            (ACCESS, tracing::Level::INFO, false),
+            (ACCESS, tracing::Level::INFO, true),
         ] {
             assert_eq!(targets.would_enable(target, &level), is_logged, "{target} {level}");
         }

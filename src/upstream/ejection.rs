@@ -162,7 +162,7 @@ fn eject(members: &Membership, member: &Member, why: Ejection, now: Instant) {
     if may {
         let lasts = member.load.eject(now, why);
         tracing::warn!(
-            member = %member.id, ?why, ?lasts,
+            member = %member.id, reason = why.name(), seconds = lasts.as_secs(),
             "member is ejected: it gets no calls that others can serve"
         );
     }

@@ -41,6 +41,14 @@ enum EvacuationCause {
 }
 
 impl EvacuationCause {
+    /// The reason, for the log.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Maintenance => "maintenance",
+            Self::Unfit => "unfit",
+        }
+    }
+
     fn of(member: &Member, now: Instant) -> Option<Self> {
         match member.fitness(now) {
             // Streams unable to leave must not be cut for the slowness of maintenance.
@@ -109,7 +117,7 @@ pub async fn leave_unfit_members(upstream: Rc<UpstreamClient>) {
                 EvacuationCause::Unfit => upstream.pool.give_up(member, Lane::Stream),
             };
             if connections > 0 {
-                tracing::info!(%member, connections, ?why, "streams leave a member");
+                tracing::info!(%member, connections, reason = why.name(), "streams leave a member");
             }
         }
         // A member not evacuated for want of a ready voter waits for the next change.

@@ -36,17 +36,22 @@ const OUTDATED: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a request got no answer.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The member answered with an error status.
+    #[error("the member answered: {}", .0.message)]
     Refused(Status),
     /// No credential could be obtained.
+    #[error("no credential: {0}")]
     Login(LoginFailure),
     /// No usable answer.
+    #[error("no usable answer")]
     Lost,
     /// A success, larger than the caller of the request reads.
+    #[error("the answer is too large")]
     TooLarge,
     /// No request was sent: a limit of Keyward's is reached, and another member would not help.
+    #[error("a limit of Keyward's is reached")]
     NoRoom,
 }
 

@@ -253,7 +253,7 @@ impl DialAttempt {
             certificate.leaf().map_err(|error| ConnectError::NoCertificate(error.to_string().into()))?;
         let Some(place) = self.certificate_pool.reserve().await else {
             tracing::warn!(
-                user = ?certificate.user(),
+                user = %certificate.user(),
                 "no room for a connection with this user's certificate"
             );
             return Err(ConnectError::NoRoom);
@@ -266,7 +266,7 @@ impl DialAttempt {
             // The members' task finds out, on connections of its own, if the member is at fault.
             self.hints.send(MembershipHint::Unreachable(self.member.id));
             tracing::warn!(
-                member = %self.member.id, user = ?certificate.user(), %error,
+                member = %self.member.id, user = %certificate.user(), %error,
                 "no connection to the member with this user's certificate"
             );
         }

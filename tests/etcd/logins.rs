@@ -99,7 +99,7 @@ async fn a_burst_costs_one_bcrypt_a_user_and_a_changed_password_is_noticed_by_no
         };
         let cluster = Cluster::start(&version, options).await;
         let site = Site::new();
-        let config = site.in_front_of(&cluster) + "log.access = false\n";
+        let config = site.in_front_of(&cluster) + "log.access = \"off\"\n";
         let keyward = Keyward::start(site, &config).await;
         let through = Endpoint::plain(keyward.site().listen);
 

@@ -48,7 +48,7 @@ async fn replica(cluster: &Cluster, keys: &Site) -> Keyward {
     let key = keys.write("session.key", &"0123456789abcdef".repeat(4));
     let mint = cluster.pki().mint();
     let config = format!(
-        "{}session.key_files = [{key:?}]\nlog.access = false\n[[user]]\nname = \"*\"\nmint = true\n\
+        "{}session.key_files = [{key:?}]\nlog.access = 'off'\n[[user]]\nname = \"*\"\nmint = true\n\
          [mint]\nca = {:?}\nkey = {:?}\n",
         site.in_front_of(cluster),
         mint.cert,

@@ -66,7 +66,7 @@ impl Revoked {
 
 /// Everybody is alice. There are many calls.
 fn before(site: &Site, cluster: &Cluster) -> String {
-    site.listening(cluster, ", default_user = \"alice\"") + "log.access = false\n"
+    site.listening(cluster, ", default_user = \"alice\"") + "log.access = \"off\"\n"
 }
 
 /// Puts the pair where the configuration has it.

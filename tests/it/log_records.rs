@@ -1,6 +1,8 @@
 //! What strangers can write into the log: a bounded number of records, all of them counted.
 
+use std::fmt;
 use std::io;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,17 +11,24 @@ use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use keyward::telemetry;
+use keyward::telemetry::access_settings::RecordedCalls;
 use keyward::telemetry::rest_metrics::RestLabels;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::member::Member;
-use crate::rig::{Keyward, one_member, paused};
-use crate::words::{RANGE, range, ranged};
+use crate::rig::{Keyward, log_in, paused};
+use crate::words::{RANGE, WATCH, range, ranged, watch};
 
 /// What was logged on this thread.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.0.lock().expect("no holder panics")))
+    }
+}
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -103,9 +112,10 @@ fn a_members_status_text_makes_no_log_lines() {
 }
 
 #[test]
-fn calls_that_are_served_all_leave_a_record() {
+fn with_access_all_every_call_that_is_served_leaves_a_record() {
     paused(async {
-        let (member, keyward) = one_member();
+        let member = Rc::new(Member::new(1, &Tasks::default()));
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, "[log]\naccess = 'all'\n");
         let log = Log::default();
         let _listening = log.listen();
         let client = keyward.client().await;
@@ -124,7 +134,8 @@ fn calls_that_are_served_all_leave_a_record() {
 #[test]
 fn a_request_without_grpc_is_counted_and_logged_within_the_same_bound() {
     paused(async {
-        let (_member, keyward) = one_member();
+        let member = Rc::new(Member::new(1, &Tasks::default()));
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, "[log]\naccess = 'all'\n");
         let log = Log::default();
         let _listening = log.listen();
         let requests = [
@@ -151,5 +162,111 @@ fn a_request_without_grpc_is_counted_and_logged_within_the_same_bound() {
         assert_eq!(keyward.metrics.log_records_left_out.get(), 60);
         assert!(log.lines_with("/v3/kv/range") > 0 && log.lines_with(r#"user_agent="jet\"c""#) > 0);
         assert_eq!(log.lines_with("a-key"), 0, "no key is shown");
+    });
+}
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+
+#[test]
+fn by_default_failed_and_slow_calls_leave_a_record_that_says_why_and_whose() {
+    paused(async {
+        let member = Rc::new(Member::new(1, &Tasks::default()));
+        let keyward = Keyward::configured(&[&member], AuthSetting::On, "[log]\nkeys = true\n");
+        let log = Log::default();
+        let _listening = log.listen();
+        let client = keyward
+            .client()
+            .await
+            .header("user-agent", "backup/1.2 \"nightly\"")
+            .header("traceparent", &format!("00-{TRACE}-b7ad6b7169203331-01"));
+        let token = log_in(&client, "alice").await;
+        let client = client.header("token", &token);
+        let served = async |wait| {
+            let script = async {
+                let called = member.called(RANGE).await;
+                tokio::time::sleep(Duration::from_millis(wait)).await;
+                called.reply(&ranged(1)).await;
+            };
+            let (outcome, ()) = tokio::join!(client.call(RANGE, range("/app/k")), script);
+            assert_eq!(outcome.end.code(), Some(Code::Ok));
+        };
+        served(300).await;
+        assert_eq!(log.lines_with("keyward::access"), 0, "neither failed nor slow");
+        served(301).await;
+        let refused = async {
+            member.called(RANGE).await.refuse(Code::PermissionDenied, "etcdserver: permission denied");
+        };
+        let (outcome, ()) = tokio::join!(client.call(RANGE, range("/app/k")), refused);
+        assert_eq!(outcome.end.code(), Some(Code::PermissionDenied));
+        let trace = format!("trace={TRACE:?}");
+        let shared = [
+            r#"peer="password:alice" user="alice" session="#,
+            r#"user_agent="backup/1.2 \"nightly\"""#,
+            &trace,
+        ];
+        let is_of_alice = |line: &str| shared.iter().all(|field| line.contains(field));
+        for fields in [
+            r#"code="OK""#,
+            r#"chosen_by="slow""#,
+            r#"code="PermissionDenied""#,
+            r#"reason="etcdserver: permission denied""#,
+            r#"chosen_by="error""#,
+        ] {
+            let count = log.count(|line| line.contains("keyward::access") && line.contains(fields));
+            assert_eq!(count, 1, "{fields}: {log:?}");
+        }
+        assert_eq!(log.lines_with(r#"keys="read \"/app/k\"""#), 2, "{log:?}");
+        assert_eq!(log.count(is_of_alice), 2, "{log:?}");
+    });
+}
+
+#[test]
+fn the_choice_of_calls_changes_while_running() {
+    paused(async {
+        let member = Rc::new(Member::new(1, &Tasks::default()));
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, "[log]\naccess = 'off'\n");
+        let log = Log::default();
+        let _listening = log.listen();
+        let client = keyward.client().await.header("user-agent", "first");
+        let fails = async || {
+            let script = async { member.called(RANGE).await.refuse(Code::Unknown, "no") };
+            tokio::join!(client.call(RANGE, range("k")), script)
+        };
+        fails().await;
+        assert_eq!(log.lines_with("keyward::access"), 0);
+        for (calls, records) in [(RecordedCalls::Errors, 1), (RecordedCalls::Off, 1), (RecordedCalls::All, 2)]
+        {
+            let mut config = keyward.config.load().as_ref().clone();
+            config.access_log.calls = calls;
+            keyward.config.publish(config);
+            fails().await;
+            assert_eq!(log.lines_with("keyward::access"), records, "{calls:?}");
+        }
+        assert_eq!(log.lines_with(r#"user_agent="first""#), 2);
+    });
+}
+
+#[test]
+fn a_watch_stream_has_the_ranges_of_its_watches_and_its_end_by_the_client_is_no_error() {
+    paused(async {
+        let member = Rc::new(Member::new(1, &Tasks::default()));
+        let keyward = Keyward::configured(
+            &[&member],
+            AuthSetting::Off,
+            "[log]\naccess = 'slow'\nsample = 1\nkeys = true\n",
+        );
+        let log = Log::default();
+        let _listening = log.listen();
+        let client = keyward.client().await;
+        let mut stream = client.open(WATCH).await.expect("open");
+        stream.say(&watch("/a", 5)).await;
+        stream.say(&watch("/b", 5)).await;
+        crate::rig::settled().await;
+        drop((stream, client));
+        crate::rig::settled().await;
+        let line = r#"keys="watch \"/a\"; watch \"/b\"""#;
+        assert_eq!(log.lines_with(line), 1, "{log:?}");
+        assert_eq!(log.lines_with(r#"code="Canceled""#), 1, "{log:?}");
+        assert_eq!(log.lines_with(r#"chosen_by="sample""#), 1, "{log:?}");
     });
 }

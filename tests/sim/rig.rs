@@ -176,7 +176,7 @@ fn configuration() -> Arc<config::Config> {
             "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\ndefault_user = \"sim\"\n\
              [cluster]\nendpoints = [\"http://127.0.0.1:1\"]\ntoken_ttl = \"24h\"\n\
              [[user]]\nname = \"sim\"\npassword_file = {password:?}\n\
-             [log]\naccess = false\n"
+             [log]\naccess = 'off'\n"
         );
         let path = folder.path().join("keyward.toml");
         std::fs::write(&path, text).expect("written");

@@ -166,7 +166,7 @@ impl DefragmentLock {
             ask::<crate::pb::etcdserverpb::PutResponse>(&self.upstream, &self.user, PUT, &put).await.map(drop)
         };
         if let Err(error) = noted.await {
-            tracing::info!(%member, ?error, "it could not be noted that a member was defragmented");
+            tracing::info!(%member, %error, "it could not be noted that a member was defragmented");
         }
     }
 
@@ -200,7 +200,7 @@ impl DefragmentLock {
                     Ok(false) => tracing::warn!(
                         "the lock of a defragmentation was lost while a member is under way"
                     ),
-                    Err(error) => tracing::info!(?error, "the lock of a defragmentation could not be kept"),
+                    Err(error) => tracing::info!(%error, "the lock of a defragmentation could not be kept"),
                 },
             }
         }
@@ -227,7 +227,7 @@ impl DefragmentLock {
         let revoked: Result<crate::pb::etcdserverpb::LeaseRevokeResponse, _> =
             self.ask(REVOKE, &revoke).await;
         if let Err(error) = revoked {
-            tracing::info!(?error, "the lock of a defragmentation ends by itself, in a minute");
+            tracing::info!(%error, "the lock of a defragmentation ends by itself, in a minute");
         }
     }
 }

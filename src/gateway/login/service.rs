@@ -393,7 +393,8 @@ impl LoginService {
         let (network, begun) = (ClientNetwork::of(from), Instant::now());
         let attempt = lock(&self.limiter).begin(&login.user, from, begun).inspect_err(|limited| {
             if lock(&self.log_limiter).may_log() {
-                tracing::info!(user = ?login.user, ?from, why = %limited, "login not checked");
+                let from = from.map(tracing::field::display);
+                tracing::info!(user = %login.user, from, reason = %limited, "login not checked");
             }
         })?;
         if attempt.is_unannounced() {

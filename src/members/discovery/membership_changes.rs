@@ -128,12 +128,15 @@ pub(super) fn log(changes: &[MembershipChange], after: &Membership) {
             }
             MembershipChange::Removed(member) => tracing::info!(%member, "member left"),
             MembershipChange::Absent(absent) => {
-                tracing::info!(member = %absent.id, why = ?absent.why, "member without a usable address");
+                let reason = absent.why.text();
+                tracing::info!(member = %absent.id, reason, "member without a usable address");
             }
             MembershipChange::Moved(member, endpoint) => {
                 tracing::info!(%member, %endpoint, "member is reached elsewhere")
             }
-            MembershipChange::Role(member, role) => tracing::info!(%member, ?role, "member changed its role"),
+            MembershipChange::Role(member, role) => {
+                tracing::info!(%member, role = role.name(), "member changed its role")
+            }
             MembershipChange::Version(member, version) => {
                 tracing::info!(%member, %version, "member runs this version")
             }

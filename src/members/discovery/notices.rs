@@ -1,6 +1,10 @@
-//! Log messages about probes, each logged once.
+//! Log messages about probes, each logged once; only an outage of all members is logged again every minute.
 //!
 //! Owns: the log texts, and the messages already logged. Must not know: the consequences of a probe.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::census::ProbeObservation;
 use super::probe::{ProbeFailure, ProbeRefusal, ProbeReport};
@@ -8,10 +12,14 @@ use super::probed_address::ProbedAddress;
 use crate::config::Endpoint;
 use crate::members::version::{Version, VersionKnowledge};
 
+/// The pause between two messages about an outage of all members.
+const OUTAGE_PAUSE: Duration = Duration::from_secs(60);
+
 /// The messages already logged.
 #[derive(Default)]
 pub(super) struct Notices {
-    nobody: bool,
+    /// The last message about the present outage of all members.
+    outage_told: Option<Instant>,
     makeshift: bool,
     no_list: bool,
     unidentified: bool,
@@ -20,13 +28,13 @@ pub(super) struct Notices {
 }
 
 impl Notices {
-    pub(super) fn probe(&mut self, endpoint: &Endpoint, report: &ProbeReport, places: &[ProbedAddress]) {
+    pub(super) fn probe(&mut self, endpoint: &Endpoint, report: &ProbeReport) {
         if report.login_refused && !std::mem::replace(&mut self.refused_login, true) {
             tracing::error!("etcd refuses the name and password of the probing user (cluster.probe)");
         }
         match &report.told {
             Ok(told) => {
-                self.nobody = false;
+                self.outage_told = None;
                 if told.makeshift && !std::mem::replace(&mut self.makeshift, true) {
                     tracing::warn!(
                         "members refuse their status to the probing user (cluster.probe): instead each is \
@@ -43,16 +51,25 @@ impl Notices {
                     "a member answers and tells nobody its id: give Keyward a probing user (cluster.probe)"
                 );
             }
-            Err(silence) => {
-                let nobody = places.iter().all(|place| {
-                    place.sighting.endpoint == *endpoint
-                        || matches!(place.sighting.seen, ProbeObservation::Silent(_))
-                });
-                if nobody && !std::mem::replace(&mut self.nobody, true) {
-                    tracing::warn!(%endpoint, ?silence, "no member answers");
-                }
-            }
+            Err(_) => {}
         }
+    }
+
+    /// Logs an outage of all members, and the fault of each address, at the begin of the outage and every
+    /// minute.
+    pub(super) fn outage(&mut self, places: &[ProbedAddress]) {
+        let is_silent = |place: &ProbedAddress| matches!(place.sighting.seen, ProbeObservation::Silent(_));
+        let is_told = self.outage_told.is_some_and(|told| told.elapsed() < OUTAGE_PAUSE);
+        if is_told || !places.iter().all(is_silent) {
+            return;
+        }
+        self.outage_told = Some(Instant::now());
+        let fault = |place: &ProbedAddress| {
+            let (_, fault) = place.trouble.as_ref()?;
+            Some(format!("{}: {fault}", place.sighting.endpoint))
+        };
+        let faults: Vec<String> = places.iter().filter_map(fault).collect();
+        tracing::warn!(faults = faults.join("; "), "no member answers");
     }
 
     pub(super) fn list_given(&mut self) {
@@ -62,7 +79,7 @@ impl Notices {
     pub(super) fn list_refused(&mut self, refusal: ProbeRefusal) {
         if !std::mem::replace(&mut self.no_list, true) {
             tracing::warn!(
-                ?refusal,
+                refusal = refusal.name(),
                 "the member list is refused to the probing user (cluster.probe): only the configured \
                  endpoints are used, and members that are added or moved are not found"
             );

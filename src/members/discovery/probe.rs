@@ -209,6 +209,19 @@ pub(super) enum ProbeRefusal {
     Silent(ProbeFailure),
 }
 
+impl ProbeRefusal {
+    /// The reason, for the log.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::NoUser => "no user",
+            Self::Denied => "permission denied",
+            Self::Learner => "learner",
+            Self::NoLeader => "no leader",
+            Self::Silent(_) => "no answer",
+        }
+    }
+}
+
 impl Prober {
     pub(super) fn new(
         endpoint: Endpoint,

@@ -10,6 +10,7 @@
 //! a host that is not allowed are reported and never resolved.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -430,7 +431,7 @@ impl NameLookup {
             before.contains(address) || self.left_out.iter().any(|(known, _)| known == address)
         };
         if !now.all.iter().all(known) {
-            tracing::info!(name, leads_to = ?now.all, "a name was looked up");
+            tracing::info!(name, addresses = joined(&now.all), "a name was looked up");
         }
         let same = before.len() == now.all.len() && now.all.iter().all(|address| before.contains(address));
         let forgotten = self.left_out.len() != left_out.len() || complete;
@@ -442,8 +443,13 @@ impl NameLookup {
     }
 }
 
+/// The answers in one text.
+fn joined<T: Display>(all: &[T]) -> String {
+    all.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// Takes in an answer. Returns true if it differs from the last answer.
-fn take_in<T: PartialEq + std::fmt::Debug>(
+fn take_in<T: PartialEq + Display>(
     known: &mut Result<Option<Vec<T>>, Arc<str>>,
     found: Result<NameAnswer<T>, NameError>,
     name: &str,
@@ -452,7 +458,7 @@ fn take_in<T: PartialEq + std::fmt::Debug>(
         Ok(found) => {
             let same = matches!(known, Ok(Some(before)) if *before == found.all);
             if !same {
-                tracing::info!(name, leads_to = ?found.all, "a name was looked up");
+                tracing::info!(name, addresses = joined(&found.all), "a name was looked up");
                 *known = Ok(Some(found.all));
             }
             !same

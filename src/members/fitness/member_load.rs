@@ -56,6 +56,17 @@ pub enum Ejection {
     Slow,
 }
 
+impl Ejection {
+    /// The reason, for the log.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Failing => "failing",
+            Self::Slow => "slow",
+        }
+    }
+}
+
 /// Load and health of a member; one per member, for the member's whole life.
 #[derive(Debug)]
 pub struct MemberLoad {
