@@ -11,8 +11,10 @@ mod http_server;
 mod member_figures;
 mod revocation_effect;
 pub mod socket;
+pub mod socket_client;
 pub mod status;
 mod table;
+pub mod take_over;
 
 use std::io;
 use std::net::SocketAddr;

@@ -18,6 +18,8 @@ mod published_rules;
 mod service_reports;
 pub mod shard_service;
 mod shard_watchdog;
+mod successor;
+mod take_over;
 
 use std::io;
 use std::path::PathBuf;
@@ -116,6 +118,9 @@ pub enum ServeError {
     /// The audit log cannot be written.
     #[error("{0}")]
     Audit(#[from] AuditStartError),
+    /// The listening sockets cannot be taken over; the process that serves goes on.
+    #[error("nothing was taken over: {0}")]
+    TakeOver(String),
     /// A shard panicked.
     #[error("a shard died")]
     ShardDied,
@@ -125,19 +130,22 @@ pub enum ServeError {
 ///
 /// # Errors
 /// A failed start, or the panic of a shard.
-pub fn serve(config: Config, path: PathBuf) -> Result<(), ServeError> {
+pub fn serve(config: Config, path: PathBuf, takes_over: bool) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build_local(tokio::runtime::LocalOptions::default())?;
-    let outcome = runtime.block_on(run(Arc::new(config), path));
+    let outcome = runtime.block_on(run(Arc::new(config), path, takes_over));
     // Does not wait longer for a hanging file system.
     runtime.shutdown_timeout(LAST);
     outcome
 }
 
-async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), ServeError> {
+async fn run(config: Arc<Config>, path: PathBuf, takes_over: bool) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
+    let successor_requests = successor::requests()?;
     let tasks = Tasks::default();
+    let (taking_over, sockets) =
+        if takes_over { take_over::begin(&config).await? } else { Default::default() };
     let running = build(&config, connector(&config)?, MemberSource::Discovery, &tasks)?;
     let (parts, metrics) = (&running.parts, &running.parts.metrics);
     let left_out = report_left_out(metrics.log_records_left_out.clone());
@@ -147,9 +155,19 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), ServeError> {
     tasks.spawn("shard watchdog", watch_shards(hearts, Arc::clone(&running.shards_alive))).detach();
     let readiness = Arc::clone(&running.admin.state).publish_readiness(running.ready.clone());
     tasks.spawn("readiness", readiness).detach();
-    open_admin(&config, &running.admin, &tasks).await?;
-    let table = Arc::clone(&running.connections);
-    let listeners = Listeners::open(&parts.config, &parts.tls, intakes, table, Arc::clone(metrics))?;
+    running.admin.sockets.adopt(sockets);
+    if taking_over.is_some() {
+        tokio::select! {
+            ready = take_over::wait_until_ready(running.ready.subscribe()) => ready?,
+            () = signals.next() => return Err(ServeError::TakeOver("ended by a signal".into())),
+        }
+    }
+    open_admin(&config, &running.admin, &running.exit, &tasks).await?;
+    let (table, sockets) = (Arc::clone(&running.connections), Arc::clone(&running.admin.sockets));
+    let listeners = Listeners::open(&parts.config, &parts.tls, intakes, table, Arc::clone(metrics), sockets)?;
+    if let Some(taking_over) = taking_over {
+        take_over::finish(taking_over, &running.admin.sockets).await?;
+    }
     let trust = peer_trust(&config, parts);
     let trials = vec![ReloadCheck::mint(Arc::clone(&trust))];
     let waiting = Arc::clone(&running.admin.doctor.pending_restart);
@@ -165,6 +183,7 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), ServeError> {
         listeners = config.listeners.len(),
         "started"
     );
+    tasks.spawn("successor", successor::start_at_signals(successor_requests)).detach();
     service_manager::report_ready().await;
     let (state, exit) = (Arc::clone(&running.admin.state), Arc::clone(&running.exit));
     tasks.spawn("service manager", report_state(state, running.shards_alive, exit)).detach();
@@ -176,8 +195,12 @@ async fn run(config: Arc<Config>, path: PathBuf) -> Result<(), ServeError> {
         () = running.exit.drain_requested() => (None, 2),
         trusted = trust.follow() => (Some(ServeError::Mint(trusted)), 1),
     };
-    let orderly =
-        drain_and_join(parts.config.load().drain, &running.exit, &listeners, &running.drain, shards);
+    let mut drain = parts.config.load().drain;
+    if running.exit.is_handed_over() {
+        // Load balancers notice nothing: the other process is ready at the same address.
+        drain.wait = Duration::ZERO;
+    }
+    let orderly = drain_and_join(drain, &running.exit, &listeners, &running.drain, shards);
     let outcome = shut_down(signals, further, &running.exit, orderly).await;
     refused.map_or(outcome, Err)
 }
@@ -369,7 +392,10 @@ async fn shut_down(
     orderly: impl Future<Output = Result<(), ServeError>>,
 ) -> Result<(), ServeError> {
     tracing::info!("draining");
-    service_manager::report_stopping().await;
+    // The service goes on in the process that took over.
+    if !exit.is_handed_over() {
+        service_manager::report_stopping().await;
+    }
     let hurried = async {
         for _ in 0..further {
             signals.next().await;
@@ -512,7 +538,7 @@ async fn drain_and_join(
     let until = Instant::now() + settings.wait;
     exit.enter(Stage::Waiting { until });
     tokio::time::sleep_until(until).await;
-    listeners.close().await;
+    listeners.close(exit.is_handed_over()).await;
     let until = Instant::now() + settings.timeout;
     exit.enter(Stage::Leaving { until });
     drain.send_replace(Some(until));

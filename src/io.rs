@@ -4,7 +4,9 @@ pub mod coalesce;
 pub mod file_replacement;
 pub mod http2_body;
 pub mod kill_switch;
+pub mod listening_sockets;
 pub mod service_manager;
+pub mod socket_passing;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 

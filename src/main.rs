@@ -26,7 +26,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use keyward::admin::doctor::Severity;
 use keyward::admin::drain::{Phase, Progress};
-use keyward::admin::socket::{self, AdminAnswer, AdminCommand as Ask};
+use keyward::admin::socket::{AdminAnswer, AdminCommand as Ask};
+use keyward::admin::socket_client;
 use keyward::admin::status::ReplicaState;
 use keyward::app::{self, audit_files};
 use keyward::audit::head_signature;
@@ -63,7 +64,14 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Serves until SIGTERM or SIGINT, which drain; SIGHUP, or a changed file, reloads the configuration.
-    Serve(ConfigFile),
+    Serve {
+        #[command(flatten)]
+        file: ConfigFile,
+        /// Takes the listening sockets of the Keyward that serves at admin.socket, which drains once this
+        /// process is ready: no connection is refused. Without such a process: an ordinary start.
+        #[arg(long)]
+        take_over: bool,
+    },
     /// Reads the configuration and every file named by it, and prints all faults at once.
     Check(ConfigFile),
     /// Reads a password from standard input, and prints its hash for a line `name:hash` of the users file.
@@ -266,7 +274,7 @@ fn main() -> ExitCode {
         }
     };
     match arguments.command {
-        Command::Serve(file) => serve(file.config),
+        Command::Serve { file, take_over } => serve(file.config, take_over),
         Command::Check(file) => check(&file.config),
         Command::HashPassword => hash_password(),
         Command::Keygen { file } => keygen(&file),
@@ -345,7 +353,7 @@ impl AdminSocketArgs {
 /// Sends a command to a running Keyward. Returns the exit code upon a refusal, or if no process answers.
 fn send_command_or_exit(at: AdminSocketArgs, question: &Ask) -> Result<AdminAnswer, ExitCode> {
     let socket = at.socket()?;
-    match socket::send_command(&socket, question) {
+    match socket_client::send_command(&socket, question) {
         Ok(answer) => not_refused(answer),
         Err(error) => Err(no_process(&socket, &error)),
     }
@@ -416,7 +424,7 @@ fn drain(at: AdminSocketArgs) -> ExitCode {
             printed = writeln!(io::stdout(), "{progress}");
         }
     };
-    let ended = match socket::drain(&socket, tell) {
+    let ended = match socket_client::drain(&socket, tell) {
         Ok(Ok(last)) => last,
         Ok(Err(answer)) => return not_refused(answer).map_or_else(|code| code, |_| unexpected_answer()),
         Err(error) => return no_process(&socket, &error),
@@ -446,14 +454,14 @@ fn fail(reason: &str, code: ExitCode) -> ExitCode {
     finish(writeln!(io::stderr(), "{reason}"), code)
 }
 
-fn serve(file: PathBuf) -> ExitCode {
+fn serve(file: PathBuf, takes_over: bool) -> ExitCode {
     match config::load(&file) {
-        Ok((config, warnings)) => serve_with(config, &warnings, file),
+        Ok((config, warnings)) => serve_with(config, &warnings, file, takes_over),
         Err(faults) => refuse(&faults),
     }
 }
 
-fn serve_with(config: Config, warnings: &[ConfigWarning], file: PathBuf) -> ExitCode {
+fn serve_with(config: Config, warnings: &[ConfigWarning], file: PathBuf, takes_over: bool) -> ExitCode {
     // Dropped last: waits until all log records are written.
     let _flush = match telemetry::init(&config.log) {
         Ok(flush) => flush,
@@ -463,7 +471,7 @@ fn serve_with(config: Config, warnings: &[ConfigWarning], file: PathBuf) -> Exit
     for warning in warnings {
         tracing::warn!(%warning, "configuration");
     }
-    match app::serve(config, file) {
+    match app::serve(config, file, takes_over) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(%error, "ended by a failure");

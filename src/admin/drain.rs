@@ -67,11 +67,16 @@ pub struct Progress {
 pub struct Exit {
     stage: watch::Sender<Stage>,
     asked: Notify,
+    handed_over: watch::Sender<bool>,
 }
 
 impl Default for Exit {
     fn default() -> Self {
-        Self { stage: watch::Sender::new(Stage::Serving), asked: Notify::new() }
+        Self {
+            stage: watch::Sender::new(Stage::Serving),
+            asked: Notify::new(),
+            handed_over: watch::Sender::new(false),
+        }
     }
 }
 
@@ -79,6 +84,25 @@ impl Exit {
     /// Requests a drain, as a signal does.
     pub fn request_drain(&self) {
         self.asked.notify_one();
+    }
+
+    /// Requests a drain, because another process accepts at this process's listening sockets from now on.
+    pub fn hand_over(&self) {
+        self.handed_over.send_replace(true);
+        self.request_drain();
+    }
+
+    /// True if another process accepts at this process's listening sockets.
+    #[must_use]
+    pub fn is_handed_over(&self) -> bool {
+        *self.handed_over.borrow()
+    }
+
+    /// Waits until another process accepts at this process's listening sockets. Cancel-safe.
+    pub async fn handed_over(&self) {
+        let mut handed_over = self.handed_over.subscribe();
+        // The sender lives in `self`.
+        drop(handed_over.wait_for(|is| *is).await);
     }
 
     /// Waits for a request to drain. Cancel-safe.

@@ -1,6 +1,7 @@
 //! The admin socket: operator commands from the same machine and the same user.
 //!
-//! Owns: the protocol, both ends of it, and its access control. Must not know: how a change is persisted.
+//! Owns: the protocol, and its access control (the client's end is in `socket_client`). Must not know: the
+//! persistence of a change.
 //! Invariants: only the socket's owner and root may give commands, also in the moment between bind and chmod;
 //! a client costs bounded time and memory; a line without its newline is never executed, in whole or in part;
 //! names given in a command may appear in an answer, tokens and passwords never.
@@ -8,7 +9,8 @@
 //! A command is one line of JSON, and so is its answer: `{"revoke":{"user":"alice"}}`, `{"done":"…"}`.
 
 use std::fmt;
-use std::io::{self, BufRead as _, Read as _, Write as _};
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
@@ -17,14 +19,15 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Interest};
+use tokio::net::unix::WriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
 use super::AdminState;
 use super::doctor::{Doctor, DoctorReport};
-use super::drain::{Phase, Progress, Stage};
+use super::drain::{Progress, Stage};
 use super::revocation_effect::RevocationEffect;
 use super::status::ReplicaStatus;
 use crate::audit::log::AuditLog;
@@ -34,6 +37,8 @@ use crate::config::reload_request::{ReloadOutcome, ReloadRequests};
 use crate::downstream::acceptor::remove_stale;
 use crate::downstream::session::{InvalidSessionId, RevocationChange, RevocationEntry, Sealer};
 use crate::identity::UserName;
+use crate::io::listening_sockets::ListeningSockets;
+use crate::io::socket_passing;
 use crate::policy_store::{PolicyAnswer, PolicyCommand, PolicyRegister, PolicyStoreError};
 use crate::revocation::{RevocationError, RevocationRegister, RevocationStorage};
 use crate::tasks::Tasks;
@@ -41,12 +46,10 @@ use crate::telemetry::log_filter::{LogFilter, log_filter, set_log_filter};
 
 /// Maximum length of a command line: a policy of 4 MiB with escapes.
 const LONGEST_LINE: u64 = 6 << 20;
-/// Maximum length of an answer: a listing has a row per session, some thousands of rows at most.
-const LONGEST_ANSWER: u64 = 64 << 20;
 /// Time limit for receiving a command, and for sending its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time limit of the client for an answer: a change may wait for etcd.
-const ANSWER: Duration = Duration::from_secs(30);
+/// Time limit for a process that takes over to be ready.
+const HAND_OVER: Duration = Duration::from_secs(90);
 /// Time limit for waiting for a reload: a hanging file system must not take the places of other commands.
 const RELOAD: Duration = Duration::from_secs(20);
 /// Interval of the progress reports of a drain.
@@ -93,6 +96,10 @@ pub enum AdminCommand {
         /// A [`LogFilter`].
         filter: String,
     },
+    /// Send copies of the listening sockets, for a process that takes over.
+    HandOver {},
+    /// Stop accepting at the sockets handed over before on the same connection, then drain and exit.
+    Release {},
     /// Drain and exit, as by SIGTERM, and report the progress. A repeated command on the same connection
     /// answers within half a second.
     Drain {},
@@ -121,6 +128,8 @@ pub enum AdminAnswer {
     Policy(PolicyAnswer),
     /// The drain has begun.
     Draining(Progress),
+    /// The names of the listening sockets, which are sent with the answer.
+    HandingOver(Vec<String>),
 }
 
 /// The sessions seen by a replica, and the revoked users.
@@ -161,6 +170,10 @@ pub struct AdminCommandService {
     pub reload: ReloadRequests,
     /// The audit log, if on.
     pub audit: Option<Arc<AuditLog>>,
+    /// The listening sockets, for a process that takes over.
+    pub sockets: Arc<ListeningSockets>,
+    /// Taken while a process takes over: it has read the revocations, and would not know of a later change.
+    pub hand_over: Semaphore,
 }
 
 /// Binds the socket. A stale socket is replaced, a served socket is an error.
@@ -212,24 +225,25 @@ pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<AdminComma
 /// Sends the refusal without reading or waiting: the text fits into the socket's buffer.
 fn refuse(stream: UnixStream) -> io::Result<()> {
     let answer = AdminAnswer::Failed("only Keyward's own user and root may".into());
-    let mut text = serde_json::to_vec(&answer)?;
-    text.push(b'\n');
-    stream.into_std()?.write_all(&text)
+    stream.into_std()?.write_all(&line_of(&answer)?)
 }
 
 async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandService) -> io::Result<()> {
     // A live receiver delays the exit of the process until this client has been told of the end.
     let mut waits: Option<watch::Receiver<Stage>> = None;
+    let mut hand_over = None;
     let (read, mut write) = stream.split();
     let mut read = BufReader::new(read);
     loop {
         let mut line = Vec::new();
         let mut asked = (&mut read).take(LONGEST_LINE);
-        let length = timeout(PATIENCE, asked.read_until(b'\n', &mut line)).await??;
+        let patience = if hand_over.is_some() { HAND_OVER } else { PATIENCE };
+        let length = timeout(patience, asked.read_until(b'\n', &mut line)).await??;
         if length == 0 {
             return Ok(());
         }
         let whole = line.ends_with(b"\n");
+        let mut sockets = Vec::new();
         let answer = match serde_json::from_slice(&line) {
             _ if !whole => AdminAnswer::Failed("not a command: the line is too long, or was cut".into()),
             Ok(AdminCommand::Drain {}) => {
@@ -238,12 +252,24 @@ async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandS
                 }
                 desk.drain(&mut waits).await
             }
+            Ok(AdminCommand::HandOver {}) => {
+                hand_over = hand_over.or_else(|| desk.hand_over.try_acquire().ok());
+                match &hand_over {
+                    None => AdminAnswer::Failed("another process is taking over".into()),
+                    Some(_) => desk.copy_sockets(&mut sockets, uid),
+                }
+            }
+            Ok(AdminCommand::Release {}) if hand_over.is_none() => {
+                AdminAnswer::Failed("no sockets were handed over on this connection".into())
+            }
+            Ok(AdminCommand::Release {}) => {
+                waits.get_or_insert_with(|| desk.state.exit.listen());
+                desk.release_sockets(uid)
+            }
             Ok(command) => desk.answer(command, uid).await,
             Err(error) => AdminAnswer::Failed(format!("not a command: {error}")),
         };
-        let mut text = serde_json::to_vec(&answer)?;
-        text.push(b'\n');
-        timeout(PATIENCE, write.write_all(&text)).await??;
+        timeout(PATIENCE, send(&mut write, &line_of(&answer)?, &sockets)).await??;
         // The remainder of an overlong line is no command.
         if !whole {
             return Ok(());
@@ -251,7 +277,45 @@ async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandS
     }
 }
 
+fn line_of(answer: &AdminAnswer) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(answer)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Sends a line, and sockets with its first bytes.
+async fn send(to: &mut WriteHalf<'_>, line: &[u8], sockets: &[OwnedFd]) -> io::Result<()> {
+    let mut rest = line;
+    if !sockets.is_empty() {
+        let stream: &UnixStream = to.as_ref();
+        let send = || socket_passing::send(stream.as_fd(), rest, sockets);
+        let sent = stream.async_io(Interest::WRITABLE, send).await?;
+        rest = &rest[sent..];
+    }
+    to.write_all(rest).await
+}
+
 impl AdminCommandService {
+    /// Copies the listening sockets into `sockets`, for the answer.
+    fn copy_sockets(&self, sockets: &mut Vec<OwnedFd>, uid: Option<u32>) -> AdminAnswer {
+        tracing::info!(uid, "another process asks for the listening sockets");
+        match self.sockets.copies() {
+            Ok((names, copies)) => {
+                sockets.extend(copies);
+                AdminAnswer::HandingOver(names)
+            }
+            Err(error) => AdminAnswer::Failed(error.to_string()),
+        }
+    }
+
+    /// Leaves the listening sockets to the process that has copies, and begins the drain.
+    fn release_sockets(&self, uid: Option<u32>) -> AdminAnswer {
+        tracing::info!(uid, "another process has taken over the listening sockets");
+        self.record(&AdminCommand::Release {}, None, "done", uid);
+        self.state.exit.hand_over();
+        AdminAnswer::Draining(self.state.exit.progress(&self.state.metrics))
+    }
+
     async fn answer(&self, command: AdminCommand, uid: Option<u32>) -> AdminAnswer {
         if let AdminCommand::Policy(asked) = &command {
             let answer = self.answer_policy(asked, uid).await;
@@ -292,11 +356,15 @@ impl AdminCommandService {
             AdminCommand::Reload {} => ("reload", None, None),
             AdminCommand::LogLevel { filter } => ("log_level", Some(filter.clone()), None),
             AdminCommand::Drain {} => ("drain", None, None),
+            AdminCommand::Release {} => ("hand_over", None, None),
             AdminCommand::Policy(command) => match command.audited() {
                 Some(audited) => audited,
                 None => return,
             },
-            AdminCommand::Sessions {} | AdminCommand::Status {} | AdminCommand::Doctor {} => return,
+            AdminCommand::Sessions {}
+            | AdminCommand::Status {}
+            | AdminCommand::Doctor {}
+            | AdminCommand::HandOver {} => return,
         };
         let target = stored.map(|generation| generation.to_string()).or(target);
         let (time, target) = (Timestamp::now(), target.as_deref());
@@ -306,6 +374,11 @@ impl AdminCommandService {
     }
 
     async fn change(&self, change: RevocationChange) -> AdminAnswer {
+        if self.hand_over.available_permits() == 0 {
+            return AdminAnswer::Failed(
+                "another process is taking over: repeat the command in a moment".into(),
+            );
+        }
         let effect = RevocationEffect::before(change.clone(), &self.sealer, &self.register.revocations());
         let storage = match self.register.change(change).await {
             Ok(RevocationStorage::Etcd) => "in force on this replica now, on all others within 2 s",
@@ -443,70 +516,12 @@ fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSes
         | AdminCommand::Policy(_)
         | AdminCommand::Reload {}
         | AdminCommand::LogLevel { .. }
+        | AdminCommand::HandOver {}
+        | AdminCommand::Release {}
         | AdminCommand::Drain {} => {
             return Ok(None);
         }
     }))
-}
-
-/// Sends a command to the Keyward serving the socket, and waits for the answer. Blocks.
-///
-/// # Errors
-/// The operating system's error: no command was sent.
-pub fn send_command(path: &Path, command: &AdminCommand) -> io::Result<AdminAnswer> {
-    let mut stream = std::os::unix::net::UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(ANSWER))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut line = serde_json::to_vec(command)?;
-    line.push(b'\n');
-    if let Err(error) = stream.write_all(&line) {
-        // The server closed the connection, perhaps after sending a reason.
-        return read_answer(stream).map_err(|_| error);
-    }
-    Ok(read_answer(stream)
-        .unwrap_or_else(|error| AdminAnswer::Unknown(format!("asked, but not answered: {error}"))))
-}
-
-/// Requests a drain from the Keyward serving the socket, and passes each progress report to `tell` until the
-/// drain has ended. Blocks. Returns the last progress: if its phase is not [`Phase::Ended`], the process
-/// exited before reporting the end.
-///
-/// # Errors
-/// The operating system's error: no command was sent. `Ok(Err(_))` is an answer without progress.
-pub fn drain(path: &Path, mut tell: impl FnMut(Progress)) -> io::Result<Result<Progress, AdminAnswer>> {
-    let mut stream = std::os::unix::net::UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(ANSWER))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut answers = io::BufReader::new(stream.try_clone()?);
-    let mut line = serde_json::to_vec(&AdminCommand::Drain {})?;
-    line.push(b'\n');
-    let mut last: Option<Progress> = None;
-    loop {
-        let mut answer = Vec::new();
-        let asked = stream.write_all(&line).and_then(|()| answers.read_until(b'\n', &mut answer));
-        match (asked, last) {
-            (Ok(1..), _) => {}
-            (Ok(_) | Err(_), Some(last)) => return Ok(Ok(last)),
-            (Ok(_), None) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            (Err(error), None) => return Err(error),
-        }
-        match serde_json::from_slice(&answer)? {
-            AdminAnswer::Draining(progress) => {
-                tell(progress);
-                last = Some(progress);
-                if progress.phase == Phase::Ended {
-                    return Ok(Ok(progress));
-                }
-            }
-            other => return Ok(Err(other)),
-        }
-    }
-}
-
-fn read_answer(stream: std::os::unix::net::UnixStream) -> io::Result<AdminAnswer> {
-    let mut answer = Vec::new();
-    io::BufReader::new(stream.take(LONGEST_ANSWER)).read_until(b'\n', &mut answer)?;
-    Ok(serde_json::from_slice(&answer)?)
 }
 
 /// Formats the listing for a terminal.

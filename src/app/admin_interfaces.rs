@@ -9,7 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
 
 use super::ServeError;
 use super::shard_service::ShardParts;
@@ -21,6 +22,7 @@ use crate::config::reload_request::ReloadRequests;
 use crate::config::{AdminSocketSetting, Config, DEFAULT_ADMIN_SOCKET};
 use crate::credentials::MetricsPages;
 use crate::downstream::connection_table::ConnectionTable;
+use crate::io::listening_sockets::ListeningSockets;
 use crate::policy_store::PolicyRegister;
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
@@ -57,39 +59,77 @@ pub(super) fn admin_commands(
         credentials: Arc::clone(&parts.credentials),
     };
     let (sealer, audit) = (Arc::clone(&parts.sealer), parts.audit.clone());
-    AdminCommandService { register, policy, sealer, state: Arc::new(state), doctor, reload, audit }
+    let (state, sockets) = (Arc::new(state), Arc::default());
+    let hand_over = Semaphore::new(1);
+    AdminCommandService { register, policy, sealer, state, doctor, reload, audit, sockets, hand_over }
 }
 
-/// Opens the admin address for monitoring, and the admin socket for commands from this machine.
+/// Opens the admin address for monitoring, and the admin socket for commands from this machine. Both are
+/// served until another process has taken over their sockets.
 pub(super) async fn open_admin(
     config: &Config,
     commands: &Arc<AdminCommandService>,
+    exit: &Arc<Exit>,
     tasks: &Tasks,
 ) -> Result<(), ServeError> {
     let unbound = |address: String| move |source| ServeError::Bind { address, source };
+    let (sockets, state) = (&commands.sockets, &commands.state);
     let address = config.admin.address;
-    let bound = admin::bind(address).await.map_err(unbound(address.to_string()))?;
-    tasks.spawn("admin", admin::serve(bound, Arc::clone(&commands.state), tasks.clone())).detach();
+    let name = format!("admin address {address}");
+    let bound = match sockets.take(&name) {
+        Some(socket) => TcpListener::from_std(socket.into()),
+        None => admin::bind(address).await,
+    };
+    let bound = bound.map_err(unbound(address.to_string()))?;
+    sockets.opened(name, &bound)?;
+    let serve = admin::serve(bound, Arc::clone(state), tasks.clone());
+    tasks.spawn("admin", until_handed_over(serve, exit)).detach();
     let (bound, path) = match &config.admin.socket {
         AdminSocketSetting::Off => return Ok(()),
         AdminSocketSetting::Path(path) => {
-            (socket::bind(path).map_err(unbound(path.display().to_string()))?, path.as_path())
+            (admin_socket(path, sockets).map_err(unbound(path.display().to_string()))?, path.as_path())
         }
         AdminSocketSetting::Default => {
             let path = Path::new(DEFAULT_ADMIN_SOCKET);
-            let Some(bound) = default_socket(path) else { return Ok(()) };
+            let Some(bound) = default_socket(path, sockets) else { return Ok(()) };
             (bound, path)
         }
     };
     let serve = socket::serve(bound, path.into(), Arc::clone(commands), tasks.clone());
-    tasks.spawn("admin socket", serve).detach();
+    tasks.spawn("admin socket", until_handed_over(serve, exit)).detach();
     Ok(())
 }
 
-/// Binds the default socket; `None` with a log record if the socket cannot be bound.
-fn default_socket(path: &Path) -> Option<UnixListener> {
-    let error = match socket::bind(path) {
-        Ok(bound) => return Some(bound),
+/// Runs `serve` until another process has taken over the listening sockets.
+fn until_handed_over<F: Future<Output = ()>>(
+    serve: F,
+    exit: &Arc<Exit>,
+) -> impl Future<Output = ()> + use<F> {
+    let exit = Arc::clone(exit);
+    async move {
+        // Every arm is cancel-safe: a connection accepted is served by a task of its own.
+        tokio::select! {
+            () = serve => {}
+            () = exit.handed_over() => {}
+        }
+    }
+}
+
+/// Opens the admin socket: the socket taken over from another process, or a socket bound now.
+fn admin_socket(path: &Path, sockets: &ListeningSockets) -> io::Result<UnixListener> {
+    let name = format!("admin socket {}", path.display());
+    let opened = match sockets.take(&name) {
+        Some(socket) => UnixListener::from_std(socket.into())?,
+        None => socket::bind(path)?,
+    };
+    sockets.opened(name, &opened)?;
+    Ok(opened)
+}
+
+/// Opens the default socket; `None` with a log record if the socket cannot be bound.
+fn default_socket(path: &Path, sockets: &ListeningSockets) -> Option<UnixListener> {
+    let error = match admin_socket(path, sockets) {
+        Ok(opened) => return Some(opened),
         Err(error) => error,
     };
     let path = path.display();
@@ -110,11 +150,19 @@ mod tests {
     async fn the_default_socket_is_taken_from_nobody_and_never_ends_the_start() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("admin.sock");
-        let bound = default_socket(&path).expect("the folder is ours");
-        assert!(default_socket(&path).is_none(), "the path is served");
+        let (sockets, others) = (ListeningSockets::default(), ListeningSockets::default());
+        let bound = default_socket(&path, &sockets).expect("the folder is ours");
+        assert!(default_socket(&path, &others).is_none(), "the path is served");
         assert!(UnixListener::bind(&path).is_err() && std::os::unix::net::UnixStream::connect(&path).is_ok());
-        drop(bound);
-        assert!(default_socket(&path).is_some(), "a path left behind is free");
-        assert!(default_socket(&folder.path().join("absent/admin.sock")).is_none());
+        // A process that takes over gets the socket itself.
+        let (names, copies) = sockets.copies().unwrap();
+        others.adopt(names.into_iter().zip(copies).collect());
+        drop((bound, sockets));
+        let taken_over = default_socket(&path, &others).expect("handed over");
+        assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
+        drop((taken_over, others));
+        let after = ListeningSockets::default();
+        assert!(default_socket(&path, &after).is_some(), "a path left behind is free");
+        assert!(default_socket(&folder.path().join("absent/admin.sock"), &after).is_none());
     }
 }

@@ -16,9 +16,10 @@ use tokio::time::Instant;
 
 use super::ServeError;
 use crate::config::{Address, Config, Listener};
-use crate::downstream::acceptor::{BoundListener, OpenListener, ShardIntake, accept};
+use crate::downstream::acceptor::{BoundListener, OpenListener, ShardIntake, accept, socket_name};
 use crate::downstream::connection_table::ConnectionTable;
 use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls};
+use crate::io::listening_sockets::ListeningSockets;
 use crate::published::Published;
 use crate::reload::{PreparedPart, ReloadPart, RunningListenerTls};
 use crate::tasks::{TaskHandle, Tasks};
@@ -34,6 +35,7 @@ pub(super) struct Listeners {
     table: Arc<ConnectionTable>,
     config: Arc<Published<Config>>,
     metrics: Arc<Metrics>,
+    sockets: Arc<ListeningSockets>,
     tasks: Tasks,
 }
 
@@ -72,6 +74,7 @@ impl Listeners {
         intakes: Vec<ShardIntake>,
         table: Arc<ConnectionTable>,
         metrics: Arc<Metrics>,
+        sockets: Arc<ListeningSockets>,
     ) -> Result<Rc<Self>, ServeError> {
         let this = Self {
             open: RefCell::default(),
@@ -80,10 +83,11 @@ impl Listeners {
             table,
             config: Arc::clone(config),
             metrics,
+            sockets,
             tasks: Tasks::default(),
         };
         for (listener, tls) in config.load().listeners.iter().zip(tls) {
-            let bound = BoundListener::bind(&listener.address)
+            let bound = BoundListener::open(&listener.address, &this.sockets)
                 .map_err(|source| ServeError::Bind { address: listener.address.to_string(), source })?;
             let (leave, drain) = watch::channel(None);
             this.begin(bound, OpenListener { config: Arc::clone(listener), tls: tls.clone(), drain }, leave);
@@ -97,12 +101,17 @@ impl Listeners {
         Rc::clone(&self.running)
     }
 
-    /// Stops accepting.
-    pub(super) async fn close(&self) {
+    /// Stops accepting. With `are_handed_over` another process accepts at the sockets, and their files stay.
+    pub(super) async fn close(&self, are_handed_over: bool) {
         self.intakes.borrow_mut().clear();
         self.tasks.abort_all();
         self.tasks.joined().await;
-        self.open.borrow().iter().for_each(|open| remove_file(&open.address));
+        for open in self.open.borrow().iter() {
+            self.sockets.closed(&socket_name(&open.address));
+            if !are_handed_over {
+                remove_file(&open.address);
+            }
+        }
     }
 
     /// Drains the connections of all listeners.
@@ -128,6 +137,9 @@ impl Listeners {
         let listener = &opened.config;
         tracing::info!(listener = &*listener.name, address = %listener.address, "listening");
         let address = listener.address.clone();
+        if let Err(error) = self.sockets.opened(socket_name(&address), &bound) {
+            tracing::warn!(%error, %address, "the listening socket of this address cannot be handed over");
+        }
         let now = Arc::new(Published::new(opened));
         let accept = accept(
             bound,
@@ -149,7 +161,7 @@ impl Listeners {
             let name = &listener.name;
             let found = open.iter().enumerate().find(|(_, open)| open.address == listener.address);
             let Some((place, open)) = found else {
-                let bound = BoundListener::bind(&listener.address).map_err(|error| {
+                let bound = BoundListener::open(&listener.address, &self.sockets).map_err(|error| {
                     format!("listener {name}: cannot listen on {}: {error}", listener.address)
                 })?;
                 let (leave, drain) = watch::channel(None);
@@ -201,6 +213,7 @@ impl Listeners {
                 if !stays {
                     // The acceptor ends first, so a leaving client cannot reconnect by the same socket.
                     open.acceptor.end();
+                    self.sockets.closed(&socket_name(&open.address));
                     remove_file(&open.address);
                     open.leave.send_replace(until);
                 }
@@ -323,8 +336,10 @@ mod tests {
             let (intake, _taken) = ShardIntake::new();
             let tls = [Some(Arc::clone(&current))];
             let table = ConnectionTable::new(Arc::clone(&in_force), metrics.connection_figures.clone());
-            let listeners = Listeners::open(&in_force, &tls, vec![intake], table, Arc::clone(&metrics))
-                .unwrap_or_else(|error| panic!("{error}"));
+            let sockets = Arc::default();
+            let listeners =
+                Listeners::open(&in_force, &tls, vec![intake], table, Arc::clone(&metrics), sockets)
+                    .unwrap_or_else(|error| panic!("{error}"));
             let parts = vec![ReloadPart::tls(listeners.running()), listeners.part()];
             let waiting = Arc::new(Published::new(Vec::new()));
             let mut reload = Reload::new(path, &config, Vec::new(), parts, waiting, metrics);
@@ -349,7 +364,7 @@ mod tests {
                 changed.push(!Arc::ptr_eq(&before, &current.load_full()));
             }
             assert_eq!(changed, [true, false, true, true, true, true, true, false]);
-            listeners.close().await;
+            listeners.close(false).await;
         });
     }
 }

@@ -19,8 +19,8 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The shortest interval: the service manager may name any limit.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Reports each changed state, and half of the service manager's limit after a sign of life the next, for
-/// ever.
+/// Reports each changed state, and half of the service manager's limit after a sign of life the next, until
+/// another process has taken over.
 pub(super) async fn report_state(state: Arc<AdminState>, shards_alive: Arc<AtomicBool>, exit: Arc<Exit>) {
     if !service_manager::is_present() {
         return;
@@ -28,7 +28,8 @@ pub(super) async fn report_state(state: Arc<AdminState>, shards_alive: Arc<Atomi
     let half = service_manager::watchdog_limit().map(|limit| (limit / 2).max(SHORTEST));
     let mut looks = interval(half.map_or(LOOK, |half| half.min(LOOK)));
     let (mut reported, mut alive_at) = (String::new(), None);
-    loop {
+    // The process that took over reports from then on.
+    while !exit.is_handed_over() {
         looks.tick().await;
         let line = state.line();
         if line != reported {

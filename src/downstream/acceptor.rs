@@ -8,6 +8,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use tokio::time::Instant;
 use crate::config::{Address, ClientPings, Config, Listener};
 use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, ConnectionTable};
 use crate::downstream::listener_tls::CurrentListenerTls;
+use crate::io::listening_sockets::ListeningSockets;
 use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
 
@@ -123,6 +125,12 @@ impl ShardIntake {
     }
 }
 
+/// The name of the listening socket of clients at `address`.
+#[must_use]
+pub fn socket_name(address: &Address) -> String {
+    format!("listener {address}")
+}
+
 /// A bound listener.
 pub enum BoundListener {
     /// On TCP.
@@ -132,6 +140,18 @@ pub enum BoundListener {
 }
 
 impl BoundListener {
+    /// The socket at `address` that was taken over from another process, or a socket bound now.
+    ///
+    /// # Errors
+    /// The operating system's error.
+    pub fn open(address: &Address, sockets: &ListeningSockets) -> io::Result<Self> {
+        match (sockets.take(&socket_name(address)), address) {
+            (None, _) => Self::bind(address),
+            (Some(socket), Address::Tcp(_)) => Ok(Self::Tcp(TcpListener::from_std(socket.into())?)),
+            (Some(socket), Address::Unix(_)) => Ok(Self::Unix(UnixListener::from_std(socket.into())?)),
+        }
+    }
+
     /// Binds `address`. A stale unix socket is replaced; a unix socket in use, or any other file, is not.
     ///
     /// # Errors
@@ -176,6 +196,15 @@ impl BoundListener {
                 let user = stream.peer_cred()?.uid();
                 Ok((ClientSocket::Unix(stream.into_std()?), SocketPeer::UnixUser(user)))
             }
+        }
+    }
+}
+
+impl AsFd for BoundListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener) => listener.as_fd(),
         }
     }
 }

@@ -31,6 +31,11 @@ pub async fn report_ready() {
     report(|| sd_notify::notify(&[NotifyState::Ready])).await;
 }
 
+/// Reports that this process serves in the place of the main process that the service manager started.
+pub async fn report_main_process() {
+    report(|| sd_notify::notify(&[NotifyState::MainPid(std::process::id())])).await;
+}
+
 /// Reports the begin of a reload; [`report_ready`] ends the reload.
 pub async fn report_reloading() {
     report(|| sd_notify::notify(&[NotifyState::Reloading, NotifyState::monotonic_usec_now()?])).await;

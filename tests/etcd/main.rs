@@ -57,6 +57,8 @@ mod followed;
 #[cfg(test)]
 mod guessing;
 #[cfg(test)]
+mod handed_over;
+#[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod harness_works;

@@ -10,7 +10,7 @@ use crate::harness::{Auth, Cluster, Options, newest, versions, wait};
 use crate::steady::{failed, of_each, tally};
 
 /// The clientv3 of the load, each with a record of its own.
-const CLIENTS: [&str; 2] = ["3.5.11", "3.6.16"];
+pub(crate) const CLIENTS: [&str; 2] = ["3.5.11", "3.6.16"];
 /// What a client may be told of a write that it cannot know the outcome of.
 const UNKNOWN: [&str; 3] = [
     "etcdserver: request timed out",
@@ -72,7 +72,7 @@ impl Pair {
 }
 
 /// What the record of one load proves.
-fn judge(version: &Version, client: &str, record: &Record) {
+pub(crate) fn judge(version: &Version, client: &str, record: &Record) {
     assert_eq!(record.exit.code(), Some(0), "{}", record.tail());
     let failed = failed(record);
     println!("{version} clientv3 {client}: {} failed: {:?}", record.the("summary"), tally(&failed));

@@ -239,6 +239,51 @@ impl Keyward {
         self.process.signal(Signal::HUP);
     }
 
+    /// Starts another process with `--take-over` and this configuration in its place, and waits until the one before has ended.
+    /// Hands on how the one before ended.
+    pub(crate) async fn succeeded(self, config: &str) -> (ExitStatus, Keyward) {
+        let Keyward { process, program, site } = self;
+        let next = Keyward::taking_over(&program, site, config);
+        let ended = process.ended(LIMIT).await;
+        next.ready().await;
+        (ended, next)
+    }
+
+    /// Starts it with `--take-over` where none serves, and waits until it is ready.
+    pub(crate) async fn start_taking_over(site: Site, config: &str) -> Keyward {
+        let keyward = Keyward::taking_over(&program(), site, config);
+        keyward.ready().await;
+        keyward
+    }
+
+    fn taking_over(program: &Path, site: Site, config: &str) -> Keyward {
+        let file = site.write("keyward.toml", config);
+        let log = site.folder.path().join("keyward.log");
+        let args = [Path::new("serve"), Path::new("--take-over"), Path::new("--config"), &file];
+        let process = Process::start("keyward", program, args, &[], &log);
+        Keyward { process, program: program.to_owned(), site }
+    }
+
+    /// Starts another process with `--take-over` and a configuration of this name in its folder, which is to end by itself while
+    /// this one serves. Hands on how it ended, and what it printed.
+    pub(crate) async fn not_succeeded(&self, name: &str, config: &str) -> (ExitStatus, String) {
+        let file = self.site.write(name, config);
+        let log = self.site.folder.path().join(format!("{name}.log"));
+        let args = [Path::new("serve"), Path::new("--take-over"), Path::new("--config"), &file];
+        let process = Process::start("keyward", &self.program, args, &[], &log);
+        (process.ended(LIMIT).await, process.output())
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Waits for its end, which others have caused, and hands its place on for another start.
+    pub(crate) async fn ended(self) -> (ExitStatus, Site) {
+        (self.process.ended(LIMIT).await, self.site)
+    }
+
     /// Asks it to end (SIGTERM), waits for that, and hands its place on for another start.
     pub(crate) async fn terminate(self) -> (ExitStatus, Site) {
         self.process.signal(Signal::TERM);

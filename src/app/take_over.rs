@@ -1,0 +1,70 @@
+//! A start in the place of a serving process: with its listening sockets, once this process is ready.
+//!
+//! Owns: the moments of the hand-over. Must not know: the protocol of the hand-over, the listeners.
+//! Invariant: the serving process is told to leave only once this process accepts at every socket and has
+//! found the members; before, every failure ends this process and changes nothing for clients.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::ServeError;
+use crate::admin::take_over::{self, TakeOver};
+use crate::config::{AdminSocketSetting, Config, DEFAULT_ADMIN_SOCKET};
+use crate::io::listening_sockets::{ListeningSockets, NamedSocket};
+use crate::io::service_manager;
+
+/// Time limit for finding the members.
+const READY: Duration = Duration::from_secs(60);
+
+/// Gets the sockets of the process that serves at the configured admin socket, if any.
+pub(super) async fn begin(config: &Config) -> Result<(Option<TakeOver>, Vec<NamedSocket>), ServeError> {
+    let path = match &config.admin.socket {
+        AdminSocketSetting::Off => {
+            return Err(ServeError::TakeOver("the serving process is found by its admin.socket".into()));
+        }
+        AdminSocketSetting::Path(path) => path.clone(),
+        AdminSocketSetting::Default => Path::new(DEFAULT_ADMIN_SOCKET).to_owned(),
+    };
+    let shown = path.display().to_string();
+    let begun = blocking(move || take_over::begin(&path)).await;
+    match begun.map_err(|error| ServeError::TakeOver(format!("{shown}: {error}")))? {
+        Some((take_over, sockets)) => {
+            tracing::info!(sockets = sockets.len(), "begins to take over");
+            Ok((Some(take_over), sockets))
+        }
+        None => {
+            tracing::info!(path = shown, "no process serves at the admin socket: an ordinary start");
+            Ok(Default::default())
+        }
+    }
+}
+
+/// Waits until calls can be served.
+pub(super) async fn wait_until_ready(mut ready: watch::Receiver<bool>) -> Result<(), ServeError> {
+    match tokio::time::timeout(READY, ready.wait_for(|ready| *ready)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(_)) => Err(ServeError::TakeOver("the start was cancelled".into())),
+        Err(_) => Err(ServeError::TakeOver(format!("not ready within {} s", READY.as_secs()))),
+    }
+}
+
+/// Makes the other process leave. Sockets of listeners that are no longer configured close with the other
+/// process.
+pub(super) async fn finish(take_over: TakeOver, sockets: &ListeningSockets) -> Result<(), ServeError> {
+    for socket in sockets.drop_unused() {
+        tracing::info!(socket, "a socket that was taken over is not configured, and closes");
+    }
+    service_manager::report_main_process().await;
+    let finished = blocking(|| take_over.finish()).await;
+    finished.map_err(|error| ServeError::TakeOver(error.to_string()))?;
+    tracing::info!("the process that served before leaves");
+    Ok(())
+}
+
+/// Runs blocking calls, which have time limits of their own.
+async fn blocking<T: Send + 'static>(call: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(call).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+}

@@ -1,0 +1,97 @@
+//! The listening sockets of the process, by name: the sockets taken over from another process, and copies of
+//! the open sockets for a process that takes over.
+//!
+//! Owns: the copies. Must not know: the protocols served at the sockets. Invariant: the kernel closes a
+//! listening socket with its last copy, so a copy is dropped together with the listener.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A listening socket and its name: the kind of the listener, and its address.
+pub type NamedSocket = (String, OwnedFd);
+
+/// The listening sockets of the process.
+#[derive(Debug, Default)]
+pub struct ListeningSockets {
+    /// Taken over, and not opened yet.
+    taken_over: Mutex<Vec<NamedSocket>>,
+    open: Mutex<Vec<NamedSocket>>,
+}
+
+impl ListeningSockets {
+    /// Adds sockets taken over from another process.
+    pub fn adopt(&self, sockets: Vec<NamedSocket>) {
+        lock(&self.taken_over).extend(sockets);
+    }
+
+    /// Returns the socket of this name, if taken over and not opened yet.
+    #[must_use]
+    pub fn take(&self, name: &str) -> Option<OwnedFd> {
+        let mut sockets = lock(&self.taken_over);
+        let index = sockets.iter().position(|(taken, _)| taken == name)?;
+        Some(sockets.swap_remove(index).1)
+    }
+
+    /// Drops the sockets that were taken over and not opened, and returns their names.
+    pub fn drop_unused(&self) -> Vec<String> {
+        std::mem::take(&mut *lock(&self.taken_over)).into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// Keeps a copy of an open socket.
+    ///
+    /// # Errors
+    /// The process has too many open files.
+    pub fn opened(&self, name: String, socket: &impl AsFd) -> io::Result<()> {
+        let copy = socket.as_fd().try_clone_to_owned()?;
+        lock(&self.open).push((name, copy));
+        Ok(())
+    }
+
+    /// Drops the copy of a socket that is being closed.
+    pub fn closed(&self, name: &str) {
+        lock(&self.open).retain(|(open, _)| open != name);
+    }
+
+    /// Further copies of the open sockets, with their names.
+    ///
+    /// # Errors
+    /// The process has too many open files.
+    pub fn copies(&self) -> io::Result<(Vec<String>, Vec<OwnedFd>)> {
+        let open = lock(&self.open);
+        let names = open.iter().map(|(name, _)| name.clone()).collect();
+        let sockets = open.iter().map(|(_, socket)| socket.try_clone()).collect::<io::Result<_>>()?;
+        Ok((names, sockets))
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_socket_is_taken_once_and_ends_with_its_last_copy() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let before = ListeningSockets::default();
+        before.opened("a".into(), &listener).unwrap();
+        before.opened("b".into(), &TcpListener::bind("127.0.0.1:0").unwrap()).unwrap();
+        let (names, sockets) = before.copies().unwrap();
+        assert_eq!(names, ["a", "b"]);
+        let after = ListeningSockets::default();
+        after.adopt(names.into_iter().zip(sockets).collect());
+        drop(listener);
+        before.closed("a");
+        let taken = after.take("a").expect("was open");
+        assert!(after.take("a").is_none() && TcpStream::connect(address).is_ok());
+        assert_eq!(after.drop_unused(), ["b"]);
+        drop(taken);
+        assert!(TcpStream::connect(address).is_err());
+    }
+}

@@ -1,0 +1,193 @@
+//! Must show 6 of the operators' issue: a new process takes the listening sockets of the one that serves, again and again, under load.
+//! No connection is refused or cut before it was served, no event is lost or doubled, no read fails; and a start that fails changes
+//! nothing.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use rustix::process::{Signal, kill_process};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+
+use crate::harness::binary::{self, Version};
+use crate::harness::client::{Client, lifetime};
+use crate::harness::keyward::{Keyward, Site};
+use crate::harness::{Auth, Cluster, Options, newest, wait};
+use crate::rolling::{CLIENTS, judge};
+
+/// The preface of HTTP/2, and an empty SETTINGS frame.
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+/// Between two new connections.
+const PAUSE: Duration = Duration::from_millis(5);
+/// For an answer to a new connection; only a connection that nobody serves takes so long.
+const ANSWER: Duration = Duration::from_secs(20);
+/// For what a process does after a signal.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Between two hand-overs.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// Opens connection after connection, and counts those that were served and those that were not.
+#[derive(Default)]
+struct Knocker {
+    served: Cell<u32>,
+    unserved: Cell<u32>,
+}
+
+impl Knocker {
+    /// Never ends.
+    async fn run(&self, site: std::net::SocketAddr) {
+        loop {
+            let count = match timeout(ANSWER, hello(site)).await {
+                Ok(Ok(())) => &self.served,
+                failed => {
+                    println!("a connection was not served: {failed:?}");
+                    &self.unserved
+                }
+            };
+            count.set(count.get() + 1);
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+/// A connection whose server says hello, as HTTP/2 servers do first.
+async fn hello(to: std::net::SocketAddr) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(to).await?;
+    stream.write_all(HELLO).await?;
+    let mut frame = [0; 9];
+    stream.read_exact(&mut frame).await?;
+    assert_eq!(frame[3], 4, "a SETTINGS frame");
+    Ok(())
+}
+
+/// The configuration of a Keyward that can be succeeded.
+fn configured(site: &Site, cluster: &Cluster) -> String {
+    let key = site.write("session.key", &"0123456789abcdef".repeat(4));
+    format!(
+        "{}session.key_files = [{key:?}]\nadmin.socket = {:?}\ndrain.wait = \"1h\"\ndrain.timeout = \"2s\"\n",
+        site.in_front_of(cluster),
+        site.file("admin.sock"),
+    )
+}
+
+async fn handed_over(version: &Version, rounds: usize) {
+    let auth = Auth::On { extra_users: 0 };
+    let cluster = Cluster::start(version, Options { members: 3, auth, ..Options::default() }).await;
+    let site = Site::new();
+    let config = configured(&site, &cluster);
+    let mut keyward = Keyward::start(site, &config).await;
+    let addresses = [keyward.site().listen.to_string()];
+    let truth = cluster.address(0).to_string();
+    let mut loads = Vec::new();
+    for client in CLIENTS {
+        let prefix = format!("/a/{client}/");
+        let args = ["--length", "1h", "--history", &truth, "--prefix", &prefix];
+        loads.push(Client::start(client, "load", "alice", &addresses, &args));
+    }
+    for load in &loads {
+        load.says("ready").await;
+    }
+    let (knocker, listen) = (Knocker::default(), keyward.site().listen);
+    let succeed = async {
+        for _ in 0..rounds {
+            let before = keyward.id();
+            let (ended, next) = keyward.succeeded(&config).await;
+            assert_eq!(ended.code(), Some(0), "the process before drains and ends well");
+            assert_ne!(next.id(), before);
+            keyward = next;
+            lifetime(QUIET).await;
+        }
+        keyward
+    };
+    let _keyward = tokio::select! {
+        last = succeed => last,
+        () = knocker.run(listen) => unreachable!("it knocks for ever"),
+    };
+    loads.iter().for_each(Client::finish);
+    for (client, load) in CLIENTS.iter().zip(loads) {
+        judge(version, client, &load.record().await);
+    }
+    let (served, unserved) = (knocker.served.get(), knocker.unserved.get());
+    println!("{version}: {rounds} hand-overs, {served} new connections served, {unserved} not");
+    assert_eq!(unserved, 0);
+    assert!(served > 10, "{served}");
+}
+
+#[tokio::test]
+async fn no_connection_is_refused_and_no_event_lost_while_processes_succeed_each_other() {
+    let rounds = if binary::full() { 100 } else { 3 };
+    handed_over(&newest("3.5"), rounds).await;
+}
+
+#[tokio::test]
+async fn a_successor_that_cannot_serve_changes_nothing_and_without_a_predecessor_it_just_starts() {
+    let cluster = Cluster::start(&newest("3.6"), Options::default()).await;
+    let site = Site::new();
+    let config = configured(&site, &cluster).replace("1h", "0s");
+    let keyward = Keyward::start_taking_over(site, &config).await;
+    assert!(keyward.log().contains("an ordinary start"));
+    let before = keyward.id();
+    // A listener that somebody else has.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("bound");
+    let further = format!("{{ name = \"further\", address = \"{address}\" }}, {{ name = \"main\"");
+    let other = config.replace("{ name = \"main\"", &further);
+    let (status, log) = keyward.not_succeeded("taken.toml", &other).await;
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("cannot listen on"), "{log}");
+    let (status, log) = keyward.not_succeeded("faulty.toml", "nonsense = 1\n").await;
+    assert_eq!(status.code(), Some(64), "{log}");
+    hello(keyward.site().listen).await.expect("it serves as before");
+    assert_eq!(keyward.admin("/readyz").await.0, 200);
+    let (ended, next) = keyward.succeeded(&config).await;
+    assert_eq!(ended.code(), Some(0));
+    assert_ne!(next.id(), before);
+    hello(next.site().listen).await.expect("its successor serves");
+    let (status, site) = next.terminate().await;
+    assert_eq!(status.code(), Some(0));
+    assert!(hello(site.listen).await.is_err(), "no copy of the socket is left behind");
+}
+
+/// Ends a process that is no child of ours, when dropped too.
+struct Adopted(rustix::process::Pid);
+
+impl Adopted {
+    fn signal(&self, signal: Signal) {
+        kill_process(self.0, signal).ok();
+    }
+}
+
+impl Drop for Adopted {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
+}
+
+#[tokio::test]
+async fn at_sigusr2_a_process_starts_its_successor() {
+    let cluster = Cluster::start(&newest("3.6"), Options::default()).await;
+    let site = Site::new();
+    let config = configured(&site, &cluster);
+    let keyward = Keyward::start(site, &config).await;
+    let (id, listen) = (keyward.id(), keyward.site().listen);
+    // A successor that fails changes nothing, and another may be started after it.
+    keyward.site().write("keyward.toml", "nonsense = 1\n");
+    keyward.signal(Signal::USR2);
+    let failed = async || keyward.log().contains("the successor has ended").then_some(());
+    wait::until(LIMIT, "the failed successor is reported", failed).await;
+    keyward.site().write("keyward.toml", &config);
+    keyward.signal(Signal::USR2);
+    let child = async || {
+        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).ok()?;
+        children.split_whitespace().next()?.parse().ok().and_then(rustix::process::Pid::from_raw)
+    };
+    let successor = Adopted(wait::until(LIMIT, "a successor is started", child).await);
+    let (status, site) = keyward.ended().await;
+    assert_eq!(status.code(), Some(0), "the process before drains and ends well");
+    hello(listen).await.expect("its successor serves");
+    drop(successor);
+    let gone = async || hello(listen).await.is_err().then_some(());
+    wait::until(LIMIT, "the successor is gone", gone).await;
+    drop(site);
+}
