@@ -22,7 +22,6 @@ use crate::config::{AdminSocketSetting, Config, DEFAULT_ADMIN_SOCKET};
 use crate::credentials::MetricsPages;
 use crate::downstream::connection_table::ConnectionTable;
 use crate::policy_store::PolicyRegister;
-use crate::published::Published;
 use crate::revocation::RevocationRegister;
 use crate::tasks::Tasks;
 
@@ -49,7 +48,7 @@ pub(super) fn admin_commands(
         config: Arc::clone(&parts.config),
         connections: Arc::clone(connections),
         usage: Arc::clone(&parts.usage),
-        pending_restart: Arc::new(Published::new(Vec::new())),
+        reload_state: Arc::default(),
         members: parts.members.clone(),
         pages: pages.clone(),
         register: register.clone(),
