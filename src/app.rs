@@ -8,6 +8,8 @@
 mod admin_interfaces;
 pub mod audit_files;
 mod cluster_reset;
+pub mod config_check;
+pub mod config_writer;
 mod connection_end_report;
 pub mod hash_password;
 mod listeners;
@@ -22,7 +24,6 @@ mod successor;
 mod take_over;
 
 use std::io;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -45,7 +46,7 @@ use crate::admin::socket::AdminCommandService;
 use crate::audit::log::{AuditCloseGuard, AuditLog};
 use crate::audit::recorder::AuditStartError;
 use crate::config::reload_request::{ReloadRequestReceiver, reload_requests};
-use crate::config::{self, Config};
+use crate::config::{self, Cluster, Config, ConfigSources, ConfigWarning};
 use crate::credentials::{CredentialSettings, Credentials, MetricsPages, UsersError};
 use crate::dial::connect::Connector;
 use crate::dial::member_tls as upstream_tls;
@@ -126,27 +127,38 @@ pub enum ServeError {
     ShardDied,
 }
 
-/// Serves until a signal or a drain command ends the process. The file at `path` is read again at SIGHUP.
+/// Serves until a signal or a drain command ends the process. `sources` are read again at SIGHUP;
+/// `warnings` are those of the first reading.
 ///
 /// # Errors
 /// A failed start, or the panic of a shard.
-pub fn serve(config: Config, path: PathBuf, takes_over: bool) -> Result<(), ServeError> {
+pub fn serve(
+    config: Config,
+    warnings: Vec<ConfigWarning>,
+    sources: ConfigSources,
+    takes_over: bool,
+) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build_local(tokio::runtime::LocalOptions::default())?;
-    let outcome = runtime.block_on(run(Arc::new(config), path, takes_over));
+    let outcome = runtime.block_on(run(Arc::new(config), warnings, sources, takes_over));
     // Does not wait longer for a hanging file system.
     runtime.shutdown_timeout(LAST);
     outcome
 }
 
-async fn run(config: Arc<Config>, path: PathBuf, takes_over: bool) -> Result<(), ServeError> {
+async fn run(
+    config: Arc<Config>,
+    warnings: Vec<ConfigWarning>,
+    sources: ConfigSources,
+    takes_over: bool,
+) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
     let successor_requests = successor::requests()?;
     let tasks = Tasks::default();
     let (taking_over, sockets) =
         if takes_over { take_over::begin(&config).await? } else { Default::default() };
-    let running = build(&config, connector(&config)?, MemberSource::Discovery, &tasks)?;
+    let running = build(&config, connector(&config.cluster)?, MemberSource::Discovery, &tasks)?;
     let (parts, metrics) = (&running.parts, &running.parts.metrics);
     let left_out = report_left_out(metrics.log_records_left_out.clone());
     tasks.spawn("log records left out", left_out).detach();
@@ -170,9 +182,10 @@ async fn run(config: Arc<Config>, path: PathBuf, takes_over: bool) -> Result<(),
     }
     let trust = peer_trust(&config, parts);
     let trials = vec![ReloadCheck::mint(Arc::clone(&trust))];
-    let waiting = Arc::clone(&running.admin.doctor.pending_restart);
+    let state = Arc::clone(&running.admin.doctor.reload_state);
     let changing = running.reload_parts(&listeners);
-    let reload = Reload::new(path, &config, trials, changing, waiting, Arc::clone(metrics));
+    let reload = Reload::new(sources, &config, trials, changing, state, Arc::clone(metrics));
+    let reload = reload.with_told_warnings(&warnings);
     tasks.spawn("reload", reload.run(running.reload_requests)).detach();
     // Lets the reload task begin to receive SIGHUP, which would end the process before.
     tokio::task::yield_now().await;
@@ -378,10 +391,10 @@ impl Running {
 }
 
 /// Connects to members over TCP, with TLS if configured.
-fn connector(config: &Config) -> Result<Connector, ServeError> {
-    let tls = config.cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
-    let names = NameResolver::by(&config.cluster.discovery.dns)?;
-    Ok(Connector::resolving(names, tls, config.cluster.connect_timeout))
+fn connector(cluster: &Cluster) -> Result<Connector, ServeError> {
+    let tls = cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
+    let names = NameResolver::by(&cluster.discovery.dns)?;
+    Ok(Connector::resolving(names, tls, cluster.connect_timeout))
 }
 
 /// Runs the orderly shutdown; `further` more signals end the process at once.

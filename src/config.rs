@@ -1,11 +1,12 @@
 //! The meaning of one `keyward.toml`: a value valid as a whole, cheap to clone and to share.
 //!
-//! Owns: the resolved types. Below: `file` mirrors the TOML, `shape` reports syntax and type faults,
-//! `resolve` gives the mirror its meaning, with `values` and `secrets` for single values; `findings` collects
-//! faults and warnings. Must not know: tasks, sockets, TLS engines. Invariants: no `Option` means "default";
-//! every file named in the configuration has been read and checked; all faults are reported at once, with key
-//! paths; no secret is printed.
+//! Owns: the resolved types. Below: `sources` merges the files, the environment and the flags, `toml_file`
+//! mirrors the TOML, `toml_parse` reports faults of types, `resolve` gives the mirror its meaning, with
+//! `values` and `secrets` for single values; `findings` collects faults and warnings. Must not know: tasks,
+//! sockets, TLS engines. Invariants: no `Option` means "default"; every file named in the configuration has
+//! been read and checked; all faults are reported at once, with key paths; no secret is printed.
 
+mod address;
 mod admin_socket;
 pub mod audit_settings;
 mod certificate_checks;
@@ -13,7 +14,9 @@ pub mod certificate_expiry;
 mod client_connections;
 mod client_tls;
 mod endpoint;
+mod environment;
 mod findings;
+mod known_keys;
 mod mapping_rules;
 mod outage_times;
 pub mod policy_document;
@@ -25,6 +28,9 @@ pub mod reload_request;
 mod resolve;
 mod rest_settings;
 mod secrets;
+mod setting_place;
+mod source_text;
+mod sources;
 mod toml_file;
 mod toml_limits;
 mod toml_parse;
@@ -53,6 +59,7 @@ use crate::telemetry;
 use crate::telemetry::access_settings::AccessLogSettings;
 use crate::users::UserPasswordHashes;
 
+pub use address::Address;
 pub use admin_socket::{AdminSocketSetting, DEFAULT_ADMIN_SOCKET, admin_socket};
 pub use client_connections::{ClientConnections, ClientPings};
 pub use client_tls::{ClientTls, MemberTrust};
@@ -62,9 +69,11 @@ pub use mapping_rules::{Conditions, MapRule, MappingOutcome, MappingRules, ROOT,
 pub use outage_times::OutageTimes;
 pub use policy_settings::{PolicyInEtcd, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods};
 pub use protection_settings::ProtectionSettings;
-pub use resolve::{load, peer_pattern, policy, read_policy};
+pub use resolve::{peer_pattern, policy, read_policy};
 pub use rest_settings::{AllowedOrigins, JsonGateway, RestSettings};
 pub use secrets::write_session_key;
+pub use setting_place::{KeyPlace, SettingSource};
+pub use sources::{ConfigSources, FlagSetting, load};
 pub use unread_limits::UnreadLimits;
 pub use values::{MalformedValue, duration};
 
@@ -198,15 +207,6 @@ pub enum OnExpiry {
     Cut,
     /// Kept until its regular end.
     Keep,
-}
-
-/// Listening address of a socket.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Address {
-    /// An IP address and port; with port 0 the operating system chooses.
-    Tcp(SocketAddr),
-    /// Absolute path of a unix socket.
-    Unix(PathBuf),
 }
 
 /// TLS towards clients.
@@ -582,15 +582,6 @@ impl ClientAuth {
         match self {
             Self::None => None,
             Self::Optional(ca) | Self::Required(ca) => Some(ca),
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => address.fmt(f),
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
 }

@@ -9,8 +9,14 @@
 //! outcome: the command may be repeated; after `policy apply`, `policy rollback` and `grant` look first).
 //! Must not know: the implementation of a command. Invariant: an answer goes to stdout, an error to stderr.
 
+#[path = "main/check_command.rs"]
+mod check_command;
+#[path = "main/config_arguments.rs"]
+mod config_arguments;
 #[path = "main/generated_files.rs"]
 mod generated_files;
+#[path = "main/init_command.rs"]
+mod init_command;
 #[path = "main/policy_file_commands.rs"]
 mod policy_file_commands;
 #[path = "main/stored_policy_commands.rs"]
@@ -33,9 +39,11 @@ use keyward::app::{self, audit_files};
 use keyward::audit::head_signature;
 use keyward::audit::record::Timestamp;
 use keyward::audit::search::{AuditSearch, FoundRecord};
-use keyward::config::{self, Config, ConfigFaults, ConfigWarning, DEFAULT_ADMIN_SOCKET};
+use keyward::config::{self, Config, ConfigFaults, ConfigSources, ConfigWarning};
 use keyward::telemetry;
 use serde::Serialize;
+
+use config_arguments::ConfigArguments;
 
 /// jemalloc returns freed memory to the operating system (see `Cargo.toml`).
 #[cfg(target_os = "linux")]
@@ -53,6 +61,10 @@ const NOT_KEPT: u8 = 74;
 /// `EX_TEMPFAIL`.
 const UNKNOWN: u8 = 75;
 
+/// Follows the faults of a configuration without a file.
+const WITHOUT_FILE: &str = "no configuration file is named: give --config FILE, or --endpoints URLS and \
+    --listen ADDRESS, or set keys by variables (KEYWARD_CLUSTER__ENDPOINTS=…)";
+
 /// One address for an etcd cluster: an etcd-aware gRPC reverse proxy.
 #[derive(Parser)]
 #[command(name = "keyward", version, arg_required_else_help = true)]
@@ -61,19 +73,25 @@ struct Arguments {
     command: Command,
 }
 
+#[derive(Args)]
+struct ServeArguments {
+    #[command(flatten)]
+    source: ConfigArguments,
+    /// Takes the listening sockets of the Keyward that serves at admin.socket, which drains once this process
+    /// is ready: no connection is refused. Without such a process: an ordinary start.
+    #[arg(long)]
+    take_over: bool,
+}
+
 #[derive(Subcommand)]
 enum Command {
     /// Serves until SIGTERM or SIGINT, which drain; SIGHUP, or a changed file, reloads the configuration.
-    Serve {
-        #[command(flatten)]
-        file: ConfigFile,
-        /// Takes the listening sockets of the Keyward that serves at admin.socket, which drains once this
-        /// process is ready: no connection is refused. Without such a process: an ordinary start.
-        #[arg(long)]
-        take_over: bool,
-    },
-    /// Reads the configuration and every file named by it, and prints all faults at once.
-    Check(ConfigFile),
+    Serve(Box<ServeArguments>),
+    /// Reads the configuration and every file named by it, and prints all faults at once, and advice. Exit
+    /// code 0 without an error, 1 for an error (with --strict: for a warning, too), 64 for a fault.
+    Check(Box<check_command::CheckArguments>),
+    /// Looks at a running cluster, and writes a configuration with reasons. Exit code 1 if no member answers.
+    Init(Box<init_command::InitArguments>),
     /// Reads a password from standard input, and prints its hash for a line `name:hash` of the users file.
     HashPassword,
     /// Writes a new session key into a new file, for session.key_files.
@@ -257,13 +275,6 @@ enum OutputForm {
     Json,
 }
 
-#[derive(Args)]
-struct ConfigFile {
-    /// The configuration file; the repository's config.toml describes every key.
-    #[arg(long, env = "KEYWARD_CONFIG", value_name = "FILE")]
-    config: PathBuf,
-}
-
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -274,8 +285,9 @@ fn main() -> ExitCode {
         }
     };
     match arguments.command {
-        Command::Serve { file, take_over } => serve(file.config, take_over),
-        Command::Check(file) => check(&file.config),
+        Command::Serve(arguments) => serve(arguments.source.sources(), arguments.take_over),
+        Command::Check(arguments) => arguments.run(),
+        Command::Init(arguments) => arguments.run(),
         Command::HashPassword => hash_password(),
         Command::Keygen { file } => keygen(&file),
         Command::Revoke { session: Some(session), at, .. } => ask(at, &Ask::RevokeSession { session }),
@@ -340,13 +352,11 @@ fn keygen(file: &Path) -> ExitCode {
 impl AdminSocketArgs {
     /// Returns the socket's path, or the exit code after printing an error.
     fn socket(self) -> Result<PathBuf, ExitCode> {
-        match (self.socket, self.config) {
-            (Some(socket), _) => Ok(socket),
-            (None, Some(file)) => {
-                config::admin_socket(&file).map_err(|none| fail(&none.to_string(), ExitCode::from(UNUSABLE)))
-            }
-            (None, None) => Ok(DEFAULT_ADMIN_SOCKET.into()),
+        if let Some(socket) = self.socket {
+            return Ok(socket);
         }
+        let sources = ConfigSources::of_file(self.config).with_environment(std::env::vars_os());
+        config::admin_socket(&sources).map_err(|none| fail(&none.to_string(), ExitCode::from(UNUSABLE)))
     }
 }
 
@@ -454,36 +464,34 @@ fn fail(reason: &str, code: ExitCode) -> ExitCode {
     finish(writeln!(io::stderr(), "{reason}"), code)
 }
 
-fn serve(file: PathBuf, takes_over: bool) -> ExitCode {
-    match config::load(&file) {
-        Ok((config, warnings)) => serve_with(config, &warnings, file, takes_over),
-        Err(faults) => refuse(&faults),
+fn serve(sources: ConfigSources, takes_over: bool) -> ExitCode {
+    match sources.load() {
+        Ok((config, warnings)) => serve_with(config, warnings, sources, takes_over),
+        Err(faults) => refuse(&faults, &sources),
     }
 }
 
-fn serve_with(config: Config, warnings: &[ConfigWarning], file: PathBuf, takes_over: bool) -> ExitCode {
+fn serve_with(
+    config: Config,
+    warnings: Vec<ConfigWarning>,
+    sources: ConfigSources,
+    takes_over: bool,
+) -> ExitCode {
     // Dropped last: waits until all log records are written.
     let _flush = match telemetry::init(&config.log) {
         Ok(flush) => flush,
         Err(error) => return fail(&format!("cannot log to stderr: {error}"), ExitCode::FAILURE),
     };
     telemetry::log_panics();
-    for warning in warnings {
+    for warning in &warnings {
         tracing::warn!(%warning, "configuration");
     }
-    match app::serve(config, file, takes_over) {
+    match app::serve(config, warnings, sources, takes_over) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(%error, "ended by a failure");
             ExitCode::FAILURE
         }
-    }
-}
-
-fn check(file: &Path) -> ExitCode {
-    match config::load(file) {
-        Ok((_, warnings)) => finish(print_valid(&warnings), ExitCode::SUCCESS),
-        Err(faults) => refuse(&faults),
     }
 }
 
@@ -495,15 +503,12 @@ fn hash_password() -> ExitCode {
 }
 
 /// Prints the faults to stderr: the log is not set up yet, and its settings may be among the faults.
-fn refuse(faults: &ConfigFaults) -> ExitCode {
-    finish(writeln!(io::stderr(), "{faults}"), ExitCode::from(UNUSABLE))
-}
-
-fn print_valid(warnings: &[ConfigWarning]) -> io::Result<()> {
-    for warning in warnings {
-        writeln!(io::stderr(), "warning: {warning}")?;
-    }
-    writeln!(io::stdout(), "configuration is valid")
+fn refuse(faults: &ConfigFaults, sources: &ConfigSources) -> ExitCode {
+    let told = writeln!(io::stderr(), "{faults}").and_then(|()| match sources.file() {
+        Some(_) => Ok(()),
+        None => writeln!(io::stderr(), "{WITHOUT_FILE}"),
+    });
+    finish(told, ExitCode::from(UNUSABLE))
 }
 
 /// Returns the code, or a failure if printing an answer failed.

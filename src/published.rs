@@ -16,6 +16,12 @@ pub struct Published<T> {
     changes: watch::Sender<()>,
 }
 
+impl<T: Default> Default for Published<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
 impl<T> Published<T> {
     /// Creates the first value.
     #[must_use]

@@ -13,7 +13,7 @@ mod parts;
 mod restart;
 
 use std::panic::resume_unwind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -22,8 +22,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::certificate_expiry::configured_certificates;
-use crate::config::reload_request::{AppliedReload, ReloadOutcome, ReloadRequestReceiver};
-use crate::config::{self, Config, ConfigFaults, ConfigWarning};
+use crate::config::reload_request::{AppliedReload, ReloadOutcome, ReloadRequestReceiver, ReloadState};
+use crate::config::{Config, ConfigFaults, ConfigSources, ConfigWarning};
 use crate::io::service_manager;
 use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
@@ -87,29 +87,37 @@ impl PreparedPart {
 
 /// The reload task: the configuration file, the checks and the parts.
 pub struct Reload {
-    path: PathBuf,
+    sources: ConfigSources,
     /// The configuration in force: as last read, except for keys that need a restart. Names all watched
     /// files.
     current: Config,
-    waiting: Arc<Published<Vec<&'static str>>>,
+    state: Arc<Published<ReloadState>>,
+    /// The warnings told already.
+    warnings: Vec<String>,
     trials: Vec<ReloadCheck>,
     parts: Vec<ReloadPart>,
     metrics: Arc<Metrics>,
 }
 
 impl Reload {
-    /// Returns a reload task for the configuration file `path`, read as `started` at the start. Changed keys
-    /// that need a restart are published in `waiting`.
+    /// Returns a reload task for the configuration of `sources`, read as `started` at the start. Changed keys
+    /// that need a restart, and the faults of a refused reload, are published in `state`.
     #[must_use]
     pub fn new(
-        path: PathBuf,
+        sources: ConfigSources,
         started: &Config,
         trials: Vec<ReloadCheck>,
         parts: Vec<ReloadPart>,
-        waiting: Arc<Published<Vec<&'static str>>>,
+        state: Arc<Published<ReloadState>>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { path, current: started.clone(), waiting, trials, parts, metrics }
+        Self { sources, current: started.clone(), state, warnings: Vec::new(), trials, parts, metrics }
+    }
+
+    /// Sets the warnings told at the start: a reload tells only further ones.
+    #[must_use]
+    pub fn with_told_warnings(self, warnings: &[ConfigWarning]) -> Self {
+        Self { warnings: warnings.iter().map(ConfigWarning::to_string).collect(), ..self }
     }
 
     /// Waits for triggers and reloads, for ever. Answers each of `requests` with the outcome.
@@ -156,8 +164,13 @@ impl Reload {
 
     /// The present state of the configuration file and of all files named in the configuration.
     async fn print(&self) -> FileSetFingerprint {
-        let names: Vec<PathBuf> =
-            std::iter::once(&self.path).chain(self.current.files.iter()).cloned().collect();
+        let names: Vec<PathBuf> = self
+            .sources
+            .file()
+            .into_iter()
+            .chain(self.current.files.iter().map(|file| &**file))
+            .map(Path::to_owned)
+            .collect();
         // A blocking thread, so that a hanging file system does not block the control runtime.
         tokio::task::spawn_blocking(move || FileSetFingerprint::of(names)).await.unwrap_or_default()
     }
@@ -166,12 +179,8 @@ impl Reload {
     pub(crate) async fn read_again(&mut self) -> ReloadOutcome {
         let outcome = match self.read().await {
             Ok((config, warnings)) => {
-                let warnings: Vec<String> = warnings.iter().map(ConfigWarning::to_string).collect();
-                for warning in &warnings {
-                    tracing::warn!(warning, "configuration");
-                }
                 let published = self.publish(config).await.map_err(|fault| vec![fault]);
-                published.map(|applied| AppliedReload { warnings, ..applied })
+                published.map(|applied| self.tell_new_warnings(&warnings, applied))
             }
             Err(faults) => Err(faults.iter().map(ToString::to_string).collect()),
         };
@@ -185,6 +194,8 @@ impl Reload {
                 for fault in &faults {
                     tracing::error!(fault, "configuration not reloaded");
                 }
+                let pending_restart = self.state.load().pending_restart.clone();
+                self.state.publish(ReloadState { pending_restart, faults: faults.clone() });
                 self.metrics.reloads_refused.inc();
                 self.metrics.config.reload_attempted(false, SystemTime::now());
                 ReloadOutcome::Refused(faults)
@@ -192,11 +203,26 @@ impl Reload {
         }
     }
 
+    /// Logs the warnings that were not told before, and adds them to the outcome.
+    fn tell_new_warnings(&mut self, warnings: &[ConfigWarning], applied: AppliedReload) -> AppliedReload {
+        let all: Vec<String> = warnings.iter().map(ConfigWarning::to_string).collect();
+        let told = std::mem::replace(&mut self.warnings, all.clone());
+        let (standing, new): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| told.contains(one));
+        for warning in &new {
+            tracing::warn!(warning, "configuration");
+        }
+        if !standing.is_empty() {
+            let standing = standing.len();
+            tracing::warn!(standing, "configuration: warnings stand as before; keyward check prints them");
+        }
+        AppliedReload { warnings: new, standing: standing.len(), ..applied }
+    }
+
     /// Reads on a blocking thread: a hanging file system must not block revocations, logins and probes on the
     /// control runtime.
     async fn read(&self) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
-        let path = self.path.clone();
-        match tokio::task::spawn_blocking(move || config::load(&path)).await {
+        let sources = self.sources.clone();
+        match tokio::task::spawn_blocking(move || sources.load()).await {
             Ok(read) => read,
             Err(ended) if ended.is_panic() => resume_unwind(ended.into_panic()),
             // The runtime is shutting down.
@@ -230,7 +256,7 @@ impl Reload {
             tracing::warn!(section, "changed in the file; takes effect at the next start");
         }
         applied.waiting = waiting.iter().map(ToString::to_string).collect();
-        self.waiting.publish(waiting);
+        self.state.publish(ReloadState { pending_restart: waiting, faults: Vec::new() });
         self.current = config;
         Ok(applied)
     }
@@ -246,12 +272,12 @@ pub fn show_accepted(metrics: &Metrics, config: &Config) {
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
-    use std::path::Path;
     use std::rc::Rc;
 
     use futures_util::FutureExt as _;
 
     use super::*;
+    use crate::config;
 
     fn configuration(path: &Path, prefix: &str) -> Result<(), std::io::Error> {
         let text = format!(
@@ -269,8 +295,15 @@ mod tests {
             async move { if prefix.contains("tried") { Err("found wanting".into()) } else { Ok(()) } }
                 .boxed_local()
         });
-        let (waiting, metrics) = (Arc::new(Published::new(Vec::new())), Arc::new(Metrics::new(Vec::new())));
-        Reload::new(path.to_owned(), &config, vec![trial], parts, waiting, metrics)
+        let (state, metrics) = (Arc::default(), Arc::new(Metrics::new(Vec::new())));
+        Reload::new(
+            ConfigSources::of_file(Some(path.to_owned())),
+            &config,
+            vec![trial],
+            parts,
+            state,
+            metrics,
+        )
     }
 
     /// A part that records its publications and refuses the prefix "bad".
@@ -318,7 +351,12 @@ mod tests {
         assert!(published.take().is_empty(), "one part that cannot be prepared keeps all");
         let text = reload.metrics.text().unwrap();
         assert!(text.contains("\nkeyward_config_last_reload_successful 0\n"), "{text}");
-        assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (2, 4));
+        let faults = reload.state.load().faults.clone();
+        assert!(faults[0].starts_with("cannot read ") && faults[0].contains("keyward.toml"), "{faults:?}");
+        configuration(&path, "two").unwrap();
+        assert!(reload.read_again().await.is_applied());
+        assert!(reload.state.load().faults.is_empty());
+        assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (3, 4));
     }
 
     /// Parts see the configuration in force even if the file is read repeatedly; `waiting` lists the keys
@@ -342,10 +380,25 @@ mod tests {
                 let text = std::fs::read_to_string(&path).unwrap() + line;
                 std::fs::write(&path, text).unwrap();
                 assert!(reload.read_again().await.is_applied());
-                assert_eq!(**reload.waiting.load(), waits);
+                assert_eq!(reload.state.load().pending_restart, waits);
             }
         }
         assert_eq!(seen.take(), [begun; 4]);
+    }
+
+    #[tokio::test]
+    async fn a_standing_warning_is_told_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keyward.toml");
+        configuration(&path, "one").unwrap();
+        let (_, warnings) = config::load(&path).unwrap();
+        let mut reload = reload(&path, Vec::new()).with_told_warnings(&warnings);
+        let text = std::fs::read_to_string(&path).unwrap() + "policy.mode = 'enforce'\n";
+        for (text, new) in [(text.clone(), 1), (text, 0)] {
+            std::fs::write(&path, text).unwrap();
+            let ReloadOutcome::Applied(applied) = reload.read_again().await else { panic!("refused") };
+            assert_eq!((applied.warnings.len(), applied.standing), (new, warnings.len() + 1 - new));
+        }
     }
 
     /// A fifo without a writer, like a file on a hanging file system.

@@ -1,5 +1,9 @@
 //! What an operator sees of `keyward` on the command line: answers, faults, exit codes, and never a secret.
 
+#[cfg(test)]
+#[path = "cli/first_minutes.rs"]
+mod first_minutes;
+
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

@@ -259,9 +259,11 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
     let files = [
         "checks.rs",
         "checks/alarms.rs",
+        "checks/certificates.rs",
         "checks/versions.rs",
         "checks/stored_policy.rs",
         "checks/limits.rs",
+        "checks/reloads.rs",
     ];
     let code = files.map(|file| read(format!("src/admin/doctor/{file}"))).concat();
     let code = code.split_whitespace().collect::<Vec<_>>().join(" ");

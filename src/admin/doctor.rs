@@ -12,13 +12,16 @@ use std::time::SystemTime;
 
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::table::plain;
+use crate::config::reload_request::ReloadState;
 use crate::config::{Config, MappingOutcome};
 use crate::credentials::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
-use crate::downstream::connection_table::ConnectionTable;
+use crate::downstream::connection_table::{ConnectionOccupancy, ConnectionTable};
 use crate::identity::MemberId;
 use crate::members::discovery::metrics_page::{MemberHealthFigures, examine};
+use crate::members::discovery::survey::ClusterSurvey;
 use crate::members::membership::{AuthSetting, MembersHandle, Membership};
 use crate::policy_store::PolicyRegister;
 use crate::published::Published;
@@ -64,8 +67,8 @@ pub enum Severity {
 pub struct Doctor {
     /// The configuration in force.
     pub config: Arc<Published<Config>>,
-    /// Configuration keys whose changed values wait for a restart.
-    pub pending_restart: Arc<Published<Vec<&'static str>>>,
+    /// The state after the last reload of the configuration.
+    pub reload_state: Arc<Published<ReloadState>>,
     /// The members.
     pub members: MembersHandle,
     /// Reads the HTTP/1.1 pages of the members (`/metrics`, `/health`).
@@ -95,7 +98,7 @@ impl Doctor {
         DoctorInputs {
             now: SystemTime::now(),
             config: &config,
-            waiting: &self.pending_restart.load_full(),
+            reload: &self.reload_state.load_full(),
             members: &members,
             auth: self.members.auth.now(),
             examined: &examined,
@@ -130,6 +133,26 @@ impl Doctor {
             None => RootHolders::default(),
         }
     }
+}
+
+/// Judges a configuration without a running process, and the cluster by a survey, if any.
+#[must_use]
+pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> DoctorReport {
+    let unknown = Membership::unknown(Instant::now());
+    DoctorInputs {
+        now: SystemTime::now(),
+        config,
+        reload: &ReloadState::default(),
+        members: survey.map_or(&unknown, |survey| &survey.membership),
+        auth: survey.map_or(AuthSetting::Unknown, |survey| survey.auth),
+        examined: survey.map_or(&[], |survey| &survey.examined),
+        revocations_known: true,
+        stored_policy: None,
+        root_holders: &RootHolders::default(),
+        connections: &ConnectionOccupancy::default(),
+        constant_limits: &[],
+    }
+    .report_for_check(survey.is_some())
 }
 
 impl DoctorReport {

@@ -24,7 +24,6 @@ use crate::credentials::MetricsPages;
 use crate::downstream::connection_table::ConnectionTable;
 use crate::io::listening_sockets::ListeningSockets;
 use crate::policy_store::PolicyRegister;
-use crate::published::Published;
 use crate::revocation::RevocationRegister;
 use crate::tasks::Tasks;
 
@@ -51,7 +50,7 @@ pub(super) fn admin_commands(
         config: Arc::clone(&parts.config),
         connections: Arc::clone(connections),
         usage: Arc::clone(&parts.usage),
-        pending_restart: Arc::new(Published::new(Vec::new())),
+        reload_state: Arc::default(),
         members: parts.members.clone(),
         pages: pages.clone(),
         register: register.clone(),

@@ -341,8 +341,15 @@ mod tests {
                 Listeners::open(&in_force, &tls, vec![intake], table, Arc::clone(&metrics), sockets)
                     .unwrap_or_else(|error| panic!("{error}"));
             let parts = vec![ReloadPart::tls(listeners.running()), listeners.part()];
-            let waiting = Arc::new(Published::new(Vec::new()));
-            let mut reload = Reload::new(path, &config, Vec::new(), parts, waiting, metrics);
+            let state = Arc::default();
+            let mut reload = Reload::new(
+                config::ConfigSources::of_file(Some(path)),
+                &config,
+                Vec::new(),
+                parts,
+                state,
+                metrics,
+            );
             let mut changed = Vec::new();
             for (shows, further, open) in [
                 ("two", "", 1),

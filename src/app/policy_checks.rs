@@ -14,7 +14,7 @@ use prost::Message as _;
 use serde::Deserialize;
 
 use crate::config::policy_document::PolicyDocument;
-use crate::config::{self, Config, ConfigFaults, ConfigWarning, PolicyMode, PolicySettings};
+use crate::config::{self, Config, ConfigFaults, ConfigSources, ConfigWarning, PolicyMode, PolicySettings};
 use crate::identity::Peer;
 use crate::identity::pattern::{Attribute, PeerPattern};
 use crate::identity::peer::JwtClaims;
@@ -120,8 +120,8 @@ impl CheckedPolicy {
     ///
     /// # Errors
     /// All faults of the configuration, or of the policy.
-    pub fn read(config: &Path, file: Option<&Path>) -> Result<Self, PolicyCheckError> {
-        let (mut config, _) = config::load(config)?;
+    pub fn read(sources: &ConfigSources, file: Option<&Path>) -> Result<Self, PolicyCheckError> {
+        let (mut config, _) = sources.load()?;
         let mut warnings = Vec::new();
         let mut settings = PolicySettings::clone(&config.policy);
         if let Some(file) = file {

@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
+use super::findings::ConfigFindings;
+use super::source_text::SourceTexts;
+use super::sources::ConfigSources;
+
 /// The admin socket of a process whose configuration does not set `admin.socket`. systemd creates the folder
 /// (`RuntimeDirectory=keyward`).
 pub const DEFAULT_ADMIN_SOCKET: &str = "/run/keyward/admin.sock";
@@ -37,19 +41,40 @@ pub enum NoSocket {
     NotAPath(PathBuf),
 }
 
-/// The admin socket of a process with the configuration file at `path`.
+/// The variable of `admin.socket`.
+const VARIABLE: &str = "KEYWARD_ADMIN__SOCKET";
+
+/// The admin socket of a process with these sources.
 ///
 /// # Errors
 /// The file cannot be read, or its `admin.socket` is no path.
-pub fn admin_socket(path: &Path) -> Result<PathBuf, NoSocket> {
-    let text = super::resolve::read(path).map_err(NoSocket::Unreadable)?;
-    match written_socket(&text) {
-        WrittenSocket::Unset => Ok(DEFAULT_ADMIN_SOCKET.into()),
-        WrittenSocket::NotAString => Err(NoSocket::NotAPath(path.to_owned())),
-        WrittenSocket::Text(socket) if socket.is_empty() => Err(NoSocket::Off(path.to_owned())),
-        // Relative to the file's folder, as every file name of the configuration.
-        WrittenSocket::Text(socket) => Ok(path.parent().unwrap_or(Path::new("")).join(socket)),
+pub fn admin_socket(sources: &ConfigSources) -> Result<PathBuf, NoSocket> {
+    match (sources.variable(VARIABLE), sources.file()) {
+        (Some(socket), _) if socket.is_empty() => Err(NoSocket::Off(VARIABLE.into())),
+        (Some(socket), _) => Ok(socket.into()),
+        (None, Some(path)) => socket_in_file(path),
+        (None, None) => Ok(DEFAULT_ADMIN_SOCKET.into()),
     }
+}
+
+/// The admin socket named by the file, or by a file included there.
+fn socket_in_file(path: &Path) -> Result<PathBuf, NoSocket> {
+    // Read for the error alone: an included file that cannot be read does not prevent a command.
+    super::source_text::read(path).map_err(NoSocket::Unreadable)?;
+    let mut texts = SourceTexts::default();
+    texts.add_files(path, &mut ConfigFindings::default());
+    let included = texts.included_files().map(Path::to_owned);
+    let files = std::iter::once(path.to_owned()).chain(included);
+    for (path, text) in files.zip(texts.iter()) {
+        return match written_socket(&text.text) {
+            WrittenSocket::Unset => continue,
+            WrittenSocket::NotAString => Err(NoSocket::NotAPath(path)),
+            WrittenSocket::Text(socket) if socket.is_empty() => Err(NoSocket::Off(path)),
+            // Relative to the file's folder, as every file name of the configuration.
+            WrittenSocket::Text(socket) => Ok(path.parent().unwrap_or(Path::new("")).join(socket)),
+        };
+    }
+    Ok(DEFAULT_ADMIN_SOCKET.into())
 }
 
 /// The key `admin.socket` in a text.

@@ -1,18 +1,21 @@
 //! Faults and warnings of a configuration.
 //!
-//! Owns: faults and warnings, each with the key path and line. Must not know: the meaning of any key.
+//! Owns: faults and warnings, each with the key path and the place of the key. Must not know: the meaning of
+//! any key.
 //! Invariant: a fault or warning consists of names and reasons, and never contains a secret.
 
 use std::collections::HashMap;
 use std::fmt;
+
+use super::setting_place::{KeyPlace, SettingSource};
 
 /// A reason for rejecting a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFault {
     /// The key, as in `listener[1].tls.cert`; empty for the file as a whole.
     pub path: String,
-    /// The line of the key, or of the table lacking the key.
-    pub line: Option<usize>,
+    /// The place of the key, or of the table lacking the key.
+    pub place: Option<KeyPlace>,
     /// The fault and, unless obvious, the remedy.
     pub reason: String,
 }
@@ -26,7 +29,7 @@ pub struct ConfigWarning {
     pub reason: String,
 }
 
-/// All faults of a configuration, in the order of lines; never empty.
+/// All faults of a configuration, in the order of sources and lines; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFaults(Vec<ConfigFault>);
 
@@ -35,7 +38,7 @@ pub struct ConfigFaults(Vec<ConfigFault>);
 pub(super) struct ConfigFindings {
     faults: Vec<ConfigFault>,
     warnings: Vec<ConfigWarning>,
-    lines: HashMap<String, usize>,
+    places: HashMap<String, KeyPlace>,
 }
 
 impl ConfigFaults {
@@ -45,14 +48,24 @@ impl ConfigFaults {
     }
 }
 
+impl ConfigFault {
+    /// A fault without a place, such as a missing table, follows the faults of the configuration file.
+    fn order(&self) -> (&SettingSource, usize) {
+        match &self.place {
+            Some(place) => (&place.source, place.line.unwrap_or(usize::MAX)),
+            None => (&SettingSource::File, usize::MAX),
+        }
+    }
+}
+
 impl fmt::Display for ConfigFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.path.is_empty() {
             write!(f, "{}: ", self.path)?;
         }
         f.write_str(&self.reason)?;
-        match self.line {
-            Some(line) => write!(f, " (line {line})"),
+        match &self.place {
+            Some(place) => write!(f, " ({place})"),
             None => Ok(()),
         }
     }
@@ -77,19 +90,19 @@ impl fmt::Display for ConfigFaults {
 impl std::error::Error for ConfigFaults {}
 
 impl ConfigFindings {
-    /// Creates a collector; `lines` maps key paths to line numbers.
-    pub(super) fn new(lines: HashMap<String, usize>) -> Self {
-        Self { lines, ..Self::default() }
+    /// Sets the places of the keys, for later faults.
+    pub(super) fn set_places(&mut self, places: HashMap<String, KeyPlace>) {
+        self.places = places;
     }
 
     pub(super) fn fault(&mut self, path: &str, reason: impl fmt::Display) {
-        let line = self.line(path);
-        self.faults.push(ConfigFault { path: path.to_owned(), line, reason: reason.to_string() });
+        let place = self.place(path).cloned();
+        self.fault_at(path, place, reason);
     }
 
-    /// Adds a fault of the text as such, without a key.
-    pub(super) fn fault_at_line(&mut self, line: Option<usize>, reason: impl fmt::Display) {
-        self.faults.push(ConfigFault { path: String::new(), line, reason: reason.to_string() });
+    /// Adds a fault at a place outside the places of the keys; `path` is empty without a key.
+    pub(super) fn fault_at(&mut self, path: &str, place: Option<KeyPlace>, reason: impl fmt::Display) {
+        self.faults.push(ConfigFault { path: path.to_owned(), place, reason: reason.to_string() });
     }
 
     /// Adds a fault for a missing key, unless an earlier fault concerns the key, its table or its content: a
@@ -109,18 +122,23 @@ impl ConfigFindings {
         match value {
             Some(value) if self.faults.is_empty() => Ok((value, self.warnings)),
             _ => {
-                self.faults.sort_by_key(|fault| fault.line.unwrap_or(usize::MAX));
+                self.faults.sort_by(|one, other| ConfigFault::order(one).cmp(&ConfigFault::order(other)));
                 Err(ConfigFaults(self.faults))
             }
         }
     }
 
-    /// The line of the key, or of the nearest enclosing table.
-    fn line(&self, path: &str) -> Option<usize> {
+    /// The source of the key, or of the nearest enclosing table.
+    pub(super) fn source(&self, path: &str) -> Option<&SettingSource> {
+        self.place(path).map(|place| &*place.source)
+    }
+
+    /// The place of the key, or of the nearest enclosing table.
+    fn place(&self, path: &str) -> Option<&KeyPlace> {
         let mut path = path;
         loop {
-            if let Some(line) = self.lines.get(path) {
-                return Some(*line);
+            if let Some(place) = self.places.get(path) {
+                return Some(place);
             }
             path = &path[..path.rfind(['.', '['])?];
         }

@@ -6,10 +6,14 @@ use std::sync::Arc;
 
 use toml::{Table, Value};
 
+use super::environment::name_of;
+use super::known_keys::{KeyStep, known_keys};
 use super::toml_file::{self, TomlFile};
 use super::toml_limits::TomlUsageLimits;
 use super::upstream_users::{CredentialMaker, UserCredential};
-use super::{Address, ClientAuth, ClusterPin, Config, MapRule, MappingOutcome, RealmSetting, resolve};
+use super::{
+    Address, ClientAuth, ClusterPin, Config, ConfigSources, MapRule, MappingOutcome, RealmSetting, resolve,
+};
 use crate::identity::Peer;
 
 const REFERENCE: &str = include_str!("../../config.toml");
@@ -234,6 +238,76 @@ fn its_examples_are_valid_together() {
     assert_eq!(config.session.realm, RealmSetting::Named("production".into()));
     let printed = format!("{config:#?}");
     assert!(!printed.contains("hunter2"), "{printed}");
+}
+
+/// The variables of all keys of a table, each with the value as text or TOML.
+fn variables_of(table: &Table) -> Vec<(String, String)> {
+    let mut variables = Vec::new();
+    for key in known_keys() {
+        let mut places = vec![(Vec::new(), Value::Table(table.clone()))];
+        for step in &key {
+            let mut next = Vec::new();
+            for (steps, value) in places {
+                let with = |step: KeyStep| [&steps[..], &[step]].concat();
+                match (step, &value) {
+                    (KeyStep::Key(key), Value::Table(table)) => next
+                        .extend(table.get(key).map(|value| (with(KeyStep::Key(key.clone())), value.clone()))),
+                    (KeyStep::Row(_), Value::Array(rows)) => {
+                        let rows = rows.iter().cloned().enumerate();
+                        next.extend(rows.map(|(row, value)| (with(KeyStep::Row(row)), value)));
+                    }
+                    _ => {}
+                }
+            }
+            places = next;
+        }
+        let text = |value: Value| match value {
+            Value::String(text) => text,
+            value => value.to_string(),
+        };
+        variables.extend(places.into_iter().map(|(steps, value)| (name_of(&steps), text(value))));
+    }
+    variables
+}
+
+/// Every key of the reference, set by its variable, is what the file sets.
+#[test]
+fn every_key_can_be_set_by_its_variable() {
+    let table: Table = toml::from_str(&with_examples()).unwrap();
+    let variables = variables_of(&table);
+    let keys: BTreeSet<String> = variables.iter().map(|(name, _)| name.replace("__1__", "__0__")).collect();
+    let mut written = BTreeSet::new();
+    key_paths(&serde_json::to_value(&table).unwrap(), "", &mut written);
+    let tables_of_texts =
+        written.iter().filter(|path| path.contains("server_names.") || path.contains(".claim."));
+    let others = tables_of_texts.chain(written.iter().filter(|path| path.starts_with("advertise.members.")));
+    assert_eq!(others.count(), 3, "{written:?}");
+    assert!(variables.len() >= written.len(), "{} of {}: {keys:?}", variables.len(), written.len());
+    let from_file = format!("{:?}", toml::from_str::<TomlFile>(&with_examples()).unwrap());
+    let set = variables.iter().map(|(name, value)| (name.into(), value.into()));
+    let (from_variables, places) = ConfigSources::default().with_environment(set).mirror();
+    assert_eq!(format!("{:?}", from_variables.unwrap()), from_file);
+    assert_eq!(places.conclude(Some(())), Ok(((), Vec::new())));
+
+    // Each alone, so that no key is set by another's variable, with lists in their short form.
+    for (name, value) in &variables {
+        if name.matches("__").count() > 1
+            && (name.contains("__1__") || name.contains("__2__") || name.contains("__3__"))
+        {
+            continue;
+        }
+        let list = toml::from_str::<Table>(&format!("v = {value}")).ok();
+        let list = list.and_then(|table| table["v"].clone().try_into::<Vec<String>>().ok());
+        let short = list.map_or(value.clone(), |list| list.join(","));
+        let of = |value: &str| {
+            let one = [(name.into(), value.into())].into_iter();
+            let (mirror, findings) = ConfigSources::default().with_environment(one).mirror();
+            assert_eq!(findings.conclude(Some(())), Ok(((), Vec::new())), "{name}");
+            format!("{:?}", mirror.unwrap())
+        };
+        assert_eq!(of(value), of(&short), "{name}");
+        assert_ne!(of(value), format!("{:?}", TomlFile::default()), "{name}");
+    }
 }
 
 /// An authority's certificate, and an empty revocation list.

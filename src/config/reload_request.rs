@@ -24,8 +24,19 @@ pub struct AppliedReload {
     pub changes: Vec<String>,
     /// Changed keys that wait for a restart.
     pub waiting: Vec<String>,
-    /// Warnings about the configuration.
+    /// Warnings about the configuration, as far as they are new.
     pub warnings: Vec<String>,
+    /// Number of warnings that stood before, too.
+    pub standing: usize,
+}
+
+/// The state after the last reload.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReloadState {
+    /// Changed keys that wait for a restart.
+    pub pending_restart: Vec<&'static str>,
+    /// The faults of the configuration at the last reload, which changed nothing; empty after a success.
+    pub faults: Vec<String>,
 }
 
 impl ReloadOutcome {
@@ -50,7 +61,11 @@ impl std::fmt::Display for AppliedReload {
         for warning in &self.warnings {
             write!(f, "\nwarning: {warning}")?;
         }
-        Ok(())
+        match self.standing {
+            0 => Ok(()),
+            1 => write!(f, "\n1 warning stands as before: keyward check prints it"),
+            count => write!(f, "\n{count} warnings stand as before: keyward check prints them"),
+        }
     }
 }
 

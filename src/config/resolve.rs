@@ -24,21 +24,19 @@ mod user_tables;
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::io::Read as _;
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use data_encoding::HEXLOWER;
-use sha2::{Digest as _, Sha256};
 use zeroize::Zeroize;
 
 use super::findings::{ConfigFaults, ConfigFindings, ConfigWarning};
+use super::setting_place::SettingSource;
 use super::toml_file::{self, TomlFile};
 
-use super::{Config, Drain, EtcdLogin, Limits, Runtime, WatchSettings, secrets, toml_parse, values};
+use super::{Config, Drain, EtcdLogin, Limits, Runtime, WatchSettings, secrets, values};
 use crate::identity::UserName;
 use crate::jwt::Issuers;
 use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
@@ -56,8 +54,6 @@ struct IdentifyAvailability {
     jwts: bool,
 }
 
-/// A larger file is not a configuration.
-const MAX_FILE: u64 = 1 << 20;
 /// Default key prefix for coordinating maintenance between replicas.
 const MAINTENANCE: &str = "/keyward-maintenance/";
 const KIB: u64 = 1 << 10;
@@ -70,38 +66,23 @@ const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Reads the configuration file and all files named in it. Relative names are relative to the folder of the
-/// configuration file.
-///
-/// # Errors
-/// All faults at once.
-pub fn load(path: &Path) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
-    let folder = path.parent().unwrap_or(Path::new(""));
-    match read(path) {
-        Ok(text) => parse(&text, folder),
-        Err(reason) => {
-            let mut findings = ConfigFindings::default();
-            findings.fault_at_line(None, reason);
-            findings.conclude(None)
-        }
-    }
-}
-
-pub(super) fn read(path: &Path) -> Result<String, String> {
-    let mut text = String::new();
-    let opened = std::fs::File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
-    match opened {
-        Ok(_) if text.len() as u64 > MAX_FILE => Err(format!("{} is larger than 1 MiB", path.display())),
-        Ok(_) => Ok(text),
-        Err(error) => Err(format!("cannot read {}: {error}", path.display())),
-    }
-}
-
 /// Parses a configuration text; relative names are relative to `folder`.
+#[cfg(test)]
 pub(super) fn parse(text: &str, folder: &Path) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
-    let (file, findings) = toml_parse::read(text);
-    let mut resolver = Resolver { folder, findings, files: BTreeSet::new() };
-    let digest = HEXLOWER.encode(&Sha256::digest(text)[..8]);
+    let (file, findings) = super::toml_parse::read(text);
+    resolve(file, findings, folder, BTreeSet::new(), "")
+}
+
+/// Resolves a mirror. `files` are the files read so far, `digest` identifies the texts; relative names of the
+/// configuration file are relative to `folder`.
+pub(super) fn resolve(
+    file: Option<TomlFile>,
+    findings: ConfigFindings,
+    folder: &Path,
+    files: BTreeSet<PathBuf>,
+    digest: &str,
+) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
+    let mut resolver = Resolver { folder, findings, files };
     let config = file.and_then(|file| resolver.config(file, digest.into()));
     resolver.findings.conclude(config)
 }
@@ -308,16 +289,21 @@ impl Resolver<'_> {
         usize::try_from(value).unwrap_or(usize::MAX)
     }
 
-    /// A file read now, and again after a change.
-    fn file(&mut self, name: &str) -> PathBuf {
-        let file = self.written_path(name);
+    /// A file read now, and again after a change; named by the key at `path`.
+    fn file(&mut self, path: &str, name: &str) -> PathBuf {
+        let file = self.written_path(path, name);
         self.files.insert(file.clone());
         file
     }
 
-    /// The path of a file written by Keyward itself, not read here.
-    fn written_path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+    /// The path of a file written by Keyward itself, not read here. A relative name is relative to the folder
+    /// of the file with the key at `path`; in a variable or flag, to the working directory.
+    fn written_path(&self, path: &str, name: &str) -> PathBuf {
+        match self.findings.source(path) {
+            None | Some(SettingSource::File) => self.folder.join(name),
+            Some(SettingSource::IncludedFile(file)) => file.parent().unwrap_or(Path::new("")).join(name),
+            Some(SettingSource::Variable(_) | SettingSource::Flag(_)) => name.into(),
+        }
     }
 
     fn secret<T: Zeroize>(
@@ -326,7 +312,7 @@ impl Resolver<'_> {
         name: &str,
         read: impl FnOnce(&Path) -> Result<Secret<T>, secrets::UnusableSecret>,
     ) -> Option<Secret<T>> {
-        let file = self.file(name);
+        let file = self.file(path, name);
         self.warn_if_open(path, &file);
         self.checked(path, read(&file).map_err(|useless| useless.of(&file)))
     }
@@ -354,7 +340,7 @@ impl Resolver<'_> {
     }
 
     fn roots(&mut self, path: &str, name: &str) -> Option<Roots> {
-        let file = self.file(name);
+        let file = self.file(path, name);
         self.checked(path, Roots::read(&file))
     }
 
@@ -373,11 +359,11 @@ impl Resolver<'_> {
         (key_path, key): (&str, Option<String>),
     ) -> Option<KeyPair> {
         let chain = cert.and_then(|name| {
-            let file = self.file(&name);
+            let file = self.file(cert_path, &name);
             self.checked(cert_path, Chain::read(&file))
         });
         let key = key.and_then(|name| {
-            let file = self.file(&name);
+            let file = self.file(key_path, &name);
             self.warn_if_open(key_path, &file);
             self.checked(key_path, PrivateKey::read(&file))
         });
@@ -512,8 +498,11 @@ mod tests {
         told.sort();
         wanted.sort();
         assert_eq!(told, wanted);
-        let lines: Vec<_> =
-            parse(text, folder().path()).unwrap_err().iter().map(|fault| fault.line).collect();
+        let lines: Vec<_> = parse(text, folder().path())
+            .unwrap_err()
+            .iter()
+            .map(|fault| fault.place.as_ref()?.line)
+            .collect();
         assert!(lines.is_sorted() && lines.iter().all(Option::is_some), "{lines:?}");
     }
 
@@ -1045,7 +1034,7 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_read_is_the_only_fault() {
         for path in ["/nowhere/keyward.toml", "/", "/dev/zero"] {
-            let faults = load(Path::new(path)).unwrap_err();
+            let faults = crate::config::load(Path::new(path)).unwrap_err();
             assert_eq!(faults.iter().count(), 1, "{faults}");
             assert!(faults.to_string().contains(path), "{faults}");
         }

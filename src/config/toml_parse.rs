@@ -9,33 +9,47 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer, Error};
 
 use super::findings::ConfigFindings;
+use super::setting_place::{KeyPlace, SettingSource};
 
-/// Returns the mirror `T` of all valid entries, and the faults of the invalid entries. `None` for invalid
-/// TOML.
+/// Returns the mirror `T` of all valid entries of a text, and the faults of the invalid entries. `None` for
+/// invalid TOML.
 pub(super) fn read<T: DeserializeOwned>(text: &str) -> (Option<T>, ConfigFindings) {
-    let (mut table, broken) = DeTable::parse_recoverable(text);
-    let mut lines = HashMap::new();
-    let starts = LineStarts::of(text);
-    record_lines(&starts, table.get_ref(), "", &mut lines);
-    let mut findings = ConfigFindings::new(lines);
-    if !broken.is_empty() {
-        for error in broken {
-            findings.fault_at_line(error.span().map(|span| starts.line(&span)), error.message());
-        }
-        return (None, findings);
+    let (table, broken) = DeTable::parse_recoverable(text);
+    let (starts, source) = (LineStarts::of(text), Arc::new(SettingSource::File));
+    let place = |at: usize| KeyPlace { source: Arc::clone(&source), line: Some(starts.line(at)) };
+    let mut findings = ConfigFindings::default();
+    for error in &broken {
+        findings.fault_at("", error.span().map(|span| place(span.start)), error.message());
     }
+    match broken.is_empty() {
+        true => read_table(table.into_inner(), &place, findings),
+        false => (None, findings),
+    }
+}
+
+/// Returns the mirror `T` of all valid entries of a table, and the faults of the invalid entries. `place`
+/// returns the place of a position.
+pub(super) fn read_table<T: DeserializeOwned>(
+    mut table: DeTable<'_>,
+    place: &dyn Fn(usize) -> KeyPlace,
+    mut findings: ConfigFindings,
+) -> (Option<T>, ConfigFindings) {
+    let mut places = HashMap::new();
+    record_places(place, &table, "", &mut places);
+    findings.set_places(places);
     loop {
-        let error = match T::deserialize(Deserializer::from(table.clone())) {
+        let error = match T::deserialize(Deserializer::from(Spanned::new(0..0, table.clone()))) {
             Ok(file) => return (Some(file), findings),
             Err(error) => error,
         };
-        match error.span().and_then(|span| cut(table.get_mut(), "", &span)) {
+        match error.span().and_then(|span| cut(&mut table, "", &span)) {
             Some(culprit) => findings.fault(&culprit.path, reason(&error, &culprit.value)),
             None => {
                 // No entry to remove: continuing would loop forever.
@@ -105,11 +119,16 @@ fn reason(error: &Error, value: &DeValue<'_>) -> String {
     reason
 }
 
-fn record_lines(starts: &LineStarts, table: &DeTable<'_>, path: &str, lines: &mut HashMap<String, usize>) {
+fn record_places(
+    place: &dyn Fn(usize) -> KeyPlace,
+    table: &DeTable<'_>,
+    path: &str,
+    places: &mut HashMap<String, KeyPlace>,
+) {
     let mut element = |value: &Spanned<DeValue<'_>>, path: &str, span: Range<usize>| {
-        lines.insert(path.to_owned(), starts.line(&span));
+        places.insert(path.to_owned(), place(span.start));
         if let DeValue::Table(inner) = value.get_ref() {
-            record_lines(starts, inner, path, lines);
+            record_places(place, inner, path, places);
         }
     };
     for (key, value) in table {
@@ -121,22 +140,22 @@ fn record_lines(starts: &LineStarts, table: &DeTable<'_>, path: &str, lines: &mu
     }
 }
 
-fn join(path: &str, key: &str) -> String {
+pub(super) fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
 /// The offsets of the line breaks of a text. A policy may have a hundred thousand entries, so no entry's line
 /// is counted from the beginning.
-struct LineStarts(Vec<usize>);
+pub(super) struct LineStarts(Vec<usize>);
 
 impl LineStarts {
-    fn of(text: &str) -> Self {
+    pub(super) fn of(text: &str) -> Self {
         Self(text.match_indices('\n').map(|(at, _)| at).collect())
     }
 
-    /// The line of the span's beginning, from 1.
-    fn line(&self, span: &Range<usize>) -> usize {
-        1 + self.0.partition_point(|line_break| *line_break < span.start)
+    /// The line of a position, from 1.
+    pub(super) fn line(&self, at: usize) -> usize {
+        1 + self.0.partition_point(|line_break| *line_break < at)
     }
 }
 
@@ -152,7 +171,8 @@ mod tests {
     }
 
     fn places(text: &str) -> Vec<(String, Option<usize>)> {
-        faults(text).into_iter().map(|fault| (fault.path, fault.line)).collect()
+        let line = |fault: &ConfigFault| fault.place.as_ref().and_then(|place| place.line);
+        faults(text).into_iter().map(|fault| (fault.path.clone(), line(&fault))).collect()
     }
 
     fn at(path: &str, line: usize) -> (String, Option<usize>) {

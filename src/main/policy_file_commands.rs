@@ -14,10 +14,11 @@ use keyward::app::policy_checks::{CheckedPolicy, DescribedCall, PolicyCheckError
 use keyward::app::policy_learning;
 use keyward::audit::record::Timestamp;
 use keyward::audit::search::AuditSearch;
-use keyward::config;
+use keyward::config::{self, ConfigSources};
 use keyward::policy::learned::LearningBounds;
 
-use super::{ConfigFile, UNUSABLE, fail, finish};
+use super::config_arguments::ConfigFile;
+use super::{UNUSABLE, fail, finish};
 
 /// Commands about policy files.
 #[derive(Subcommand)]
@@ -108,7 +109,7 @@ impl PolicyFileArguments {
     /// Runs the command.
     pub(crate) fn run(self) -> ExitCode {
         match self {
-            Self::Check { file, config } => check(&config.config, &file),
+            Self::Check { file, config } => check(&config.sources(), &file),
             Self::Test { table, policy } => test(&table, &policy),
             Self::Explain(arguments) => arguments.run(),
             Self::Learn(arguments) => arguments.run(),
@@ -116,8 +117,8 @@ impl PolicyFileArguments {
     }
 }
 
-fn check(config: &Path, file: &Path) -> ExitCode {
-    match CheckedPolicy::read(config, Some(file)) {
+fn check(sources: &ConfigSources, file: &Path) -> ExitCode {
+    match CheckedPolicy::read(sources, Some(file)) {
         Ok(checked) => {
             let mut printed = Ok(());
             for warning in &checked.warnings {
@@ -130,7 +131,7 @@ fn check(config: &Path, file: &Path) -> ExitCode {
 }
 
 fn test(table: &Path, policy: &PolicyFile) -> ExitCode {
-    let checked = CheckedPolicy::read(&policy.config.config, policy.policy.as_deref());
+    let checked = CheckedPolicy::read(&policy.config.sources(), policy.policy.as_deref());
     match checked.and_then(|checked| checked.test(table)) {
         Ok((count, others)) if others.is_empty() => {
             finish(writeln!(io::stdout(), "{count} calls: all as expected"), ExitCode::SUCCESS)
@@ -159,7 +160,7 @@ impl ExplainArguments {
         let Self { peer, method, key, range_end, prefix, etcd_user, listener, address, .. } = self;
         let call =
             DescribedCall { peer, etcd_user, listener, address, claims, method, key, range_end, prefix };
-        let checked = CheckedPolicy::read(&self.policy.config.config, self.policy.policy.as_deref());
+        let checked = CheckedPolicy::read(&self.policy.config.sources(), self.policy.policy.as_deref());
         match checked.and_then(|checked| checked.explain(&call)) {
             Ok(explained) => {
                 let code = if explained.is_allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE };

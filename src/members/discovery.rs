@@ -12,6 +12,7 @@
 mod addresses;
 mod census;
 mod following;
+pub mod member_flags;
 mod member_list;
 mod membership_changes;
 pub mod metrics_page;
@@ -20,6 +21,7 @@ mod probe;
 mod probe_time_limit;
 mod probed_address;
 mod seeds;
+pub mod survey;
 #[cfg(test)]
 mod tests;
 mod unlisted_leader;

@@ -404,9 +404,15 @@ mod tests {
             let current: CurrentListenerTls = Arc::new(Published::new(made));
             let running = RunningListenerTls::new(&listener, Arc::clone(&current)).into_iter().collect();
             let parts = vec![ReloadPart::tls(Rc::new(RefCell::new(running)))];
-            let (waiting, metrics) =
-                (Arc::new(Published::new(Vec::new())), Arc::new(Metrics::new(Vec::new())));
-            let reload = Reload::new(path, &config, Vec::new(), parts, waiting, metrics);
+            let (state, metrics) = (Arc::default(), Arc::new(Metrics::new(Vec::new())));
+            let reload = Reload::new(
+                crate::config::ConfigSources::of_file(Some(path)),
+                &config,
+                Vec::new(),
+                parts,
+                state,
+                metrics,
+            );
             Self { folder, reload, current }
         }
 

@@ -51,6 +51,8 @@ mod etcdctl;
 #[cfg(test)]
 mod expiry;
 #[cfg(test)]
+mod first_minutes;
+#[cfg(test)]
 mod fleet;
 #[cfg(test)]
 mod followed;

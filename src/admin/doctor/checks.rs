@@ -5,7 +5,10 @@
 //! in a fix exists in etcdctl, etcdutl or keyward.
 
 mod alarms;
+mod certificates;
+mod exposure;
 mod limits;
+mod reloads;
 mod stored_policy;
 mod versions;
 
@@ -14,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::{DoctorReport, Finding, Severity};
-use crate::config::certificate_expiry::configured_certificates;
+use crate::config::reload_request::ReloadState;
 use crate::config::{Config, KeySource, RevocationPersistence, Scheme};
 use crate::credentials::RootHolders;
 use crate::downstream::connection_table::ConnectionOccupancy;
@@ -28,9 +31,6 @@ use crate::members::membership::{
 use crate::policy_store::PolicyStoreStatus;
 use crate::usage::exceeded::Exceeded;
 
-/// A certificate expiring within `ENDS_SOON` is a warning, within `ENDS_NOW` an error.
-const ENDS_SOON: Duration = Duration::from_secs(30 * 24 * 3600);
-const ENDS_NOW: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Thresholds of the database size, in percent of the quota.
 const QUOTA_NEAR: u64 = 80;
 const QUOTA_REACHED: u64 = 95;
@@ -56,8 +56,8 @@ const LIMIT_REACHED_LATELY: Duration = Duration::from_secs(600);
 pub(super) struct DoctorInputs<'a> {
     pub(super) now: SystemTime,
     pub(super) config: &'a Config,
-    /// Configuration keys whose changed values wait for a restart.
-    pub(super) waiting: &'a [&'static str],
+    /// The state after the last reload of the configuration.
+    pub(super) reload: &'a ReloadState,
     pub(super) members: &'a Membership,
     pub(super) auth: AuthSetting,
     /// The unauthenticated answers of each member; `None` for a member without an answer.
@@ -75,28 +75,40 @@ impl DoctorInputs<'_> {
     /// Runs all checks; findings are sorted, worst first.
     pub(super) fn report(&self) -> DoctorReport {
         let mut findings = DoctorFindings::default();
-        self.cluster(&mut findings);
-        self.alarms(&mut findings);
-        for member in &self.members.members {
-            self.member(member, &mut findings);
-            self.store(member, &mut findings);
-        }
-        self.absent(&mut findings);
-        self.versions(&mut findings);
-        self.open_holes(&mut findings);
-        self.identities(&mut findings);
-        self.certificates(&mut findings);
+        self.whole_cluster(&mut findings);
+        self.roots(&mut findings);
+        self.kept_state(&mut findings);
+        certificates::check(self.config, self.now, &mut findings);
         self.connections(&mut findings);
         stored_policy::check(self.config, self.stored_policy, &mut findings);
         self.limits(&mut findings);
-        for key in self.waiting {
-            let what = "it says otherwise in the file: that is not in force, and waits for a restart";
-            let fix = "keyward drain, and start it again; with several replicas, one after the other";
-            findings.warning("restart_pending", *key, what, fix);
+        reloads::check(self.reload, &mut findings);
+        findings.into_report()
+    }
+
+    /// Runs the checks that need no process: of the configuration, and of the members if `dialled`.
+    pub(super) fn report_for_check(&self, dialled: bool) -> DoctorReport {
+        let mut findings = DoctorFindings::default();
+        certificates::check(self.config, self.now, &mut findings);
+        exposure::check(self.config, &mut findings);
+        if dialled {
+            self.whole_cluster(&mut findings);
         }
-        let DoctorFindings { mut found, unseen } = findings;
-        found.sort();
-        DoctorReport { findings: found, unseen }
+        findings.into_report()
+    }
+
+    /// Checks everything told by the members.
+    fn whole_cluster(&self, findings: &mut DoctorFindings) {
+        self.cluster(findings);
+        self.alarms(findings);
+        for member in &self.members.members {
+            self.member(member, findings);
+            self.store(member, findings);
+        }
+        self.absent(findings);
+        self.versions(findings);
+        self.open_holes(findings);
+        self.identities(findings);
     }
 
     /// Checks the occupancy of the client connection limits.
@@ -409,7 +421,7 @@ impl DoctorInputs<'_> {
         }
     }
 
-    /// Checks auth, the session keys and the persistence of revocations.
+    /// Checks auth, and Keyward's own user.
     fn identities(&self, findings: &mut DoctorFindings) {
         let config = self.config;
         let shows = config.cluster.tls.as_ref().is_some_and(|tls| tls.identity.is_some());
@@ -438,7 +450,11 @@ impl DoctorInputs<'_> {
             AuthSetting::On => {}
             AuthSetting::Unknown => findings.unseen("whether auth is on: no member has told".to_owned()),
         }
-        self.roots(findings);
+    }
+
+    /// Checks the session keys and the persistence of revocations.
+    fn kept_state(&self, findings: &mut DoctorFindings) {
+        let config = self.config;
         if config.session.key_source == KeySource::Random {
             let what =
                 "no key file: a restart logs all clients out, and replicas do not take each other's sessions";
@@ -486,30 +502,6 @@ impl DoctorInputs<'_> {
             let what = "the users with the role root among those of rules with as = \"same\": \
                         cluster.probe may not list users, or there are too many";
             findings.unseen(what.to_owned());
-        }
-    }
-
-    fn certificates(&self, findings: &mut DoctorFindings) {
-        for certificate in configured_certificates(self.config) {
-            let left = certificate.ends.duration_since(self.now).unwrap_or_default();
-            if left > ENDS_SOON {
-                continue;
-            }
-            let (severity, when) = match left {
-                Duration::ZERO => (Severity::Error, "it has ended".to_owned()),
-                left if left < ENDS_NOW => {
-                    (Severity::Error, format!("it ends in {} hours", left.as_secs() / 3600))
-                }
-                left => (Severity::Warning, format!("it ends in {} days", left.as_secs() / 86_400)),
-            };
-            let what = format!("{when}: then {}", certificate.usage.loss());
-            findings.add(
-                severity,
-                "certificate",
-                certificate.key(),
-                what,
-                "renew it in place: files are followed",
-            );
         }
     }
 
@@ -569,6 +561,12 @@ impl DoctorFindings {
 
     fn unseen(&mut self, what: String) {
         self.unseen.push(what);
+    }
+
+    fn into_report(self) -> DoctorReport {
+        let Self { mut found, unseen } = self;
+        found.sort();
+        DoctorReport { findings: found, unseen }
     }
 }
 

@@ -42,7 +42,8 @@ impl Resolver<'_> {
         if events.is_empty() {
             self.findings.fault("audit.events", "is empty; without a sink nothing is recorded");
         }
-        let path = audit.file.filter(|name| !name.is_empty()).map(|name| self.written_path(&name));
+        let file = audit.file.filter(|name| !name.is_empty());
+        let path = file.map(|name| self.written_path("audit.file", &name));
         let stdout = audit.stdout.unwrap_or(false);
         let replica = self.replica(audit.replica);
         if path.is_none() && !stdout && syslog.is_none() && otlp.is_none() {
@@ -78,7 +79,7 @@ impl Resolver<'_> {
 
     fn audit_key(&mut self, name: &str) -> Option<Arc<PrivateKey>> {
         let path = "audit.signing_key_file";
-        let file = self.file(name);
+        let file = self.file(path, name);
         self.warn_if_open(path, &file);
         let key = self.checked(path, PrivateKey::read(&file))?;
         if key.signing().choose_scheme(&[SignatureScheme::ED25519]).is_none() {
@@ -156,7 +157,7 @@ fn event(written: TomlAuditEvent) -> AuditEvent {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{Config, ConfigFaults, resolve};
+    use crate::config::{Config, ConfigFaults};
 
     fn config(otlp: &str) -> Result<Config, ConfigFaults> {
         let folder = tempfile::tempdir().unwrap();
@@ -172,7 +173,7 @@ mod tests {
         );
         let path = folder.path().join("config.toml");
         std::fs::write(&path, text).unwrap();
-        resolve::load(&path).map(|(config, _)| config)
+        crate::config::load(&path).map(|(config, _)| config)
     }
 
     #[test]

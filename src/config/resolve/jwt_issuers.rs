@@ -27,7 +27,7 @@ impl Resolver<'_> {
             let keys_path = format!("{path}.keys");
             let keys = self.required(&keys_path, row.keys, "the file of the issuer's public keys is needed");
             let keys = keys.and_then(|name| {
-                let file = self.file(&name);
+                let file = self.file(&keys_path, &name);
                 self.checked(&keys_path, IssuerKeys::read(&file))
             });
             let algorithms = self.algorithms(&format!("{path}.algorithms"), row.algorithms);
@@ -65,7 +65,7 @@ impl Resolver<'_> {
         let method = self.text(method_path, etcd.method, "etcd's sign-method is needed, as in \"RS256\"");
         let key = self.text(key_path, etcd.public_key, "etcd's pub-key is needed");
         let keys = key.and_then(|name| {
-            let file = self.file(&name);
+            let file = self.file(key_path, &name);
             self.checked(key_path, IssuerKeys::read(&file))
         });
         let Some(algorithm) = Algorithm::named(&method?) else {

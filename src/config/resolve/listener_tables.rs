@@ -226,7 +226,7 @@ impl Resolver<'_> {
                 None
             }
             Some(roots) => {
-                let file = self.file(&name);
+                let file = self.file(path, &name);
                 self.checked(path, Crls::read(&file, roots.as_ref()?))
             }
         }
@@ -300,7 +300,7 @@ impl Resolver<'_> {
         match written {
             Some("") => AdminSocketSetting::Off,
             Some(name) => {
-                let socket = self.written_path(name);
+                let socket = self.written_path(key, name);
                 self.taken(key, &Address::Unix(socket.clone()), listeners);
                 if socket.as_os_str().len() > LONGEST_SOCKET {
                     self.findings.fault(key, format!("is longer than {LONGEST_SOCKET} bytes"));

@@ -60,7 +60,7 @@ impl Resolver<'_> {
         if !is_source {
             self.findings.warn(path, "has no effect, since login.sources does not name \"file\"");
         }
-        let file = self.file(&name);
+        let file = self.file(path, &name);
         self.warn_if_open(path, &file);
         let bytes = match read(&file) {
             Ok(bytes) => bytes,

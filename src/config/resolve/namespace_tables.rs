@@ -125,8 +125,8 @@ fn implies(one: &PolicyBinding, other: &PolicyBinding) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use crate::config::Config;
     use crate::config::findings::ConfigFaults;
-    use crate::config::{Config, resolve};
 
     fn bindings(rows: &[(&str, &str)]) -> String {
         let row =
@@ -137,7 +137,7 @@ mod tests {
     /// The paths of the faults, and of the warnings if there are none, about namespaces.
     fn told(rows: &[(&str, &str)]) -> Result<Vec<String>, Vec<String>> {
         let about = |path: &str| path.ends_with(".namespace").then(|| path.to_owned());
-        match resolve::policy(&bindings(rows), &[], &[]) {
+        match crate::config::policy(&bindings(rows), &[], &[]) {
             Ok((_, warnings)) => Ok(warnings.iter().filter_map(|warning| about(&warning.path)).collect()),
             Err(faults) => Err(faults.iter().map(|fault| fault.path.clone()).collect()),
         }
@@ -185,7 +185,7 @@ mod tests {
         );
         let path = folder.path().join("config.toml");
         std::fs::write(&path, text).unwrap();
-        let (config, warnings) = resolve::load(&path)?;
+        let (config, warnings) = crate::config::load(&path)?;
         let about = warnings.iter().map(|warning| warning.path.clone());
         Ok((config, about.filter(|path| path.ends_with("namespace")).collect()))
     }

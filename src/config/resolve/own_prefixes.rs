@@ -41,7 +41,7 @@ impl Resolver<'_> {
             Some(name) => self.login_of("policy.user", &name, rows),
             None => default_login.cloned(),
         };
-        let state_file = state_file.map(|name| self.written_path(&name));
+        let state_file = state_file.map(|name| self.written_path("policy.state_file", &name));
         Some(PolicyInEtcd { prefix: prefix.into(), login, state_file })
     }
 

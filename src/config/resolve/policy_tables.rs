@@ -88,7 +88,7 @@ impl Resolver<'_> {
         let mode = policy.mode.map_or(PolicyMode::Off, mode);
         let path = "policy.file";
         let document = policy.file.and_then(|name| {
-            let file = self.file(&name);
+            let file = self.file(path, &name);
             let text = self.checked(path, read_policy(&file))?;
             match self::policy(&text, listeners, issuers) {
                 Ok((document, warnings)) => {

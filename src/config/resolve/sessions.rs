@@ -81,7 +81,7 @@ impl Resolver<'_> {
         probe: Option<&EtcdLogin>,
     ) -> Revocation {
         let max_age = self.duration("revocation.max_age", revocation.max_age, 60 * SECOND, 5 * SECOND..=DAY);
-        let file = revocation.state_file.map(|name| self.written_path(&name));
+        let file = revocation.state_file.map(|name| self.written_path("revocation.state_file", &name));
         let login = match revocation.user {
             Some(name) => self.login_of("revocation.user", &name, rows),
             None => probe.cloned(),

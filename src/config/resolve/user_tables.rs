@@ -186,7 +186,7 @@ impl Resolver<'_> {
         };
         let key = match method.kind {
             JwtKind::Private(scheme) => {
-                let file = self.file(&file);
+                let file = self.file(key_path, &file);
                 self.warn_if_open(key_path, &file);
                 let key = self.checked(key_path, PrivateKey::read(&file))?;
                 if key.signing().choose_scheme(&[scheme]).is_none() {

@@ -103,7 +103,7 @@ async fn metrics(
 
 /// Fetches a page over a connection of its own, within three seconds. Returns `None` if the fetch fails, or
 /// the page is larger than any real metrics page.
-async fn get(
+pub(super) async fn get(
     connector: &Connector,
     endpoint: &Endpoint,
     at: Option<IpAddr>,

@@ -33,8 +33,9 @@ use crate::members::discovery::probe_time_limit::LEAST;
 use crate::members::membership::{AuthSetting, Role};
 use crate::pb::etcdserverpb::auth_client::AuthClient;
 use crate::pb::etcdserverpb::{AuthenticateRequest, MemberListResponse, ResponseHeader};
+pub(super) use calls::is_refused_login;
 use calls::{
-    ProbeCallError, count_one_key, header_of_a_watch, is_in_its_list, is_refused_login, listed, member_list,
+    ProbeCallError, count_one_key, header_of_a_watch, is_in_its_list, listed, member_list,
     member_list_with_leader, status, told_by_list, told_by_status,
 };
 

@@ -126,6 +126,16 @@ impl Keyward {
         keyward
     }
 
+    /// Starts it without a file, and waits until it is ready.
+    pub(crate) async fn start_by_flags(site: Site, flags: &[&str]) -> Keyward {
+        let log = site.folder.path().join("keyward.log");
+        let args = [&["serve"], flags].concat();
+        let process = Process::start("keyward", &program(), args, &[], &log);
+        let keyward = Keyward { process, program: program(), site };
+        keyward.ready().await;
+        keyward
+    }
+
     /// Starts it with a stderr that leads into a pipe, which the caller reads or does not, and waits until it is ready.
     pub(crate) async fn start_with_pipe(site: Site, config: &str) -> (Keyward, PipeReader) {
         let file = site.write("keyward.toml", config);

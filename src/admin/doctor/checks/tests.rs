@@ -25,7 +25,7 @@ const MIB: u64 = 1 << 20;
 struct Scene {
     folder: tempfile::TempDir,
     lines: String,
-    waiting: Vec<&'static str>,
+    reload: ReloadState,
     members: Membership,
     auth: AuthSetting,
     examined: Vec<(MemberId, Option<MemberHealthFigures>)>,
@@ -86,7 +86,7 @@ impl Scene {
             lines: "session.key_files = ['session.key']\nrevocation.etcd_prefix = '/keyward/'\n\
                     cluster.probe = { user = 'keyward', password_file = 'password' }\n"
                 .to_owned(),
-            waiting: Vec::new(),
+            reload: ReloadState::default(),
             members,
             auth: AuthSetting::On,
             examined: (1..4).map(|id| (MemberId(id), Some(known.clone()))).collect(),
@@ -137,7 +137,7 @@ impl Scene {
         DoctorInputs {
             now: *NOW,
             config: &config,
-            waiting: &self.waiting,
+            reload: &self.reload,
             members: &self.members,
             auth: self.auth,
             examined: &self.examined,
@@ -231,8 +231,18 @@ fn connections_that_find_no_room() {
 }
 
 #[test]
+fn a_refused_configuration_is_told_with_every_fault() {
+    let scene = Scene::new().with(|scene| {
+        scene.reload.faults =
+            ["log.level: unknown (line 3)", "jwt[0].keys: absent"].map(str::to_owned).into();
+    });
+    let said = scene.finds(&[(Error, "config_not_reloaded")]);
+    assert!(said.contains("log.level: unknown (line 3); jwt[0].keys: absent"), "{said}");
+}
+
+#[test]
 fn keys_that_wait_for_a_restart() {
-    let scene = Scene::new().with(|scene| scene.waiting = vec!["cluster.tls", "runtime"]);
+    let scene = Scene::new().with(|scene| scene.reload.pending_restart = vec!["cluster.tls", "runtime"]);
     let said = scene.finds(&[(Warning, "restart_pending"), (Warning, "restart_pending")]);
     assert!(said.contains("cluster.tls: ") && said.contains("runtime: "), "{said}");
 }

@@ -139,7 +139,7 @@ pub(super) fn heard(status: &Status) -> ProbeCallError {
 }
 
 /// True if etcd refused this name and password, which also proves that auth is on.
-pub(super) fn is_refused_login(status: &Status) -> bool {
+pub(in crate::members::discovery) fn is_refused_login(status: &Status) -> bool {
     matches!(
         (status.code(), status.message()),
         (Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password")

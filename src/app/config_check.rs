@@ -1,0 +1,124 @@
+//! Judges a configuration before a start: `keyward check`.
+//!
+//! Owns: the report with its stable JSON fields, and the single look at the cluster. Must not know: the
+//! checks themselves. Invariants: no listener is bound, nothing is written; no finding contains a secret.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::ServeError;
+use crate::admin::doctor::{DoctorReport, Finding, Severity, judge_configuration};
+use crate::config::{Config, ConfigFaults, ConfigWarning};
+use crate::members::discovery::survey::{ClusterSurvey, survey};
+use crate::tasks::Tasks;
+
+/// Time limit of the look at a cluster with silent members.
+const DIAL: Duration = Duration::from_secs(5);
+
+/// The verdict on a configuration. The JSON form is for programs: fields are added, never renamed.
+#[derive(Debug, Serialize)]
+pub struct ConfigReport {
+    /// `errors`, `warnings` or `fine`: the worst finding.
+    pub verdict: ConfigVerdict,
+    /// True if the configuration can be loaded: `keyward serve` would start with it.
+    pub valid: bool,
+    /// The findings, worst first. A fault of the configuration has the check `fault`, advice about a valid
+    /// configuration the check `configuration`; all others have doctor's names.
+    pub findings: Vec<Finding>,
+    /// Inputs that could not be read, with the reason.
+    pub unseen: Vec<String>,
+}
+
+/// The worst finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConfigVerdict {
+    /// No finding.
+    Fine,
+    /// Warnings only.
+    Warnings,
+    /// At least one error.
+    Errors,
+}
+
+impl ConfigReport {
+    /// The report on a configuration that cannot be loaded.
+    #[must_use]
+    pub fn of_faults(faults: &ConfigFaults) -> Self {
+        let finding = |fault: &crate::config::ConfigFault| Finding {
+            severity: Severity::Error,
+            check: "fault".to_owned(),
+            about: fault.path.clone(),
+            what: fault
+                .place
+                .as_ref()
+                .map_or_else(|| fault.reason.clone(), |place| format!("{} ({place})", fault.reason)),
+            fix: String::new(),
+        };
+        Self::of(false, DoctorReport { findings: faults.iter().map(finding).collect(), unseen: Vec::new() })
+    }
+
+    /// Judges a valid configuration, and the cluster if `dial`.
+    ///
+    /// # Errors
+    /// The connections to members cannot be set up.
+    pub fn of_config(config: &Config, warnings: &[ConfigWarning], dial: bool) -> Result<Self, ServeError> {
+        let survey = dial.then(|| look_at_cluster(config)).transpose()?;
+        let mut report = judge_configuration(config, survey.as_ref());
+        report.findings.extend(warnings.iter().map(|warning| Finding {
+            severity: Severity::Warning,
+            check: "configuration".to_owned(),
+            about: warning.path.clone(),
+            what: warning.reason.clone(),
+            fix: String::new(),
+        }));
+        report.findings.sort();
+        if let Some(why) = survey.and_then(|survey| survey.login_failure) {
+            report.unseen.push(format!("the password of cluster.probe: {why}"));
+        }
+        Ok(Self::of(true, report))
+    }
+
+    fn of(valid: bool, report: DoctorReport) -> Self {
+        let verdict = match report.worst() {
+            None => ConfigVerdict::Fine,
+            Some(Severity::Warning) => ConfigVerdict::Warnings,
+            Some(Severity::Error) => ConfigVerdict::Errors,
+        };
+        Self { verdict, valid, findings: report.findings, unseen: report.unseen }
+    }
+}
+
+/// Looks at the configured cluster once, on a runtime of its own.
+///
+/// # Errors
+/// The connections to members cannot be set up.
+pub(super) fn look_at_cluster(config: &Config) -> Result<ClusterSurvey, ServeError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build_local(tokio::runtime::LocalOptions::default())?;
+    let connector = super::connector(&config.cluster)?;
+    let tasks = Tasks::default();
+    let seen = runtime.block_on(survey(&config.cluster, connector, DIAL, &tasks));
+    // A name lookup may still hang in a thread.
+    runtime.shutdown_background();
+    Ok(seen)
+}
+
+/// Formats the findings for a terminal; nothing without findings.
+impl fmt::Display for ConfigReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Finding { severity, about, what, fix, .. } in &self.findings {
+            writeln!(f, "{severity}: {about}: {what}")?;
+            if !fix.is_empty() {
+                writeln!(f, "    fix: {fix}")?;
+            }
+        }
+        for unseen in &self.unseen {
+            writeln!(f, "not looked at: {unseen}")?;
+        }
+        Ok(())
+    }
+}

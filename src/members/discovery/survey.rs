@@ -1,0 +1,133 @@
+//! A single look at a cluster, for a command without a running Keyward.
+//!
+//! Owns: the end of the look: once every known member has answered, or after a time limit. Must not know: the
+//! use of the answers. Invariants: the look writes nothing to etcd; the password of `cluster.probe` is sent
+//! to a verified member or a configured address only.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Members;
+use super::member_flags::{MemberFlags, read_flags};
+use super::metrics_page::{MemberHealthFigures, examine};
+use super::probe::is_refused_login;
+use crate::config::{ClientTls, Cluster, EtcdLogin};
+use crate::dial::connect::Connector;
+use crate::identity::MemberId;
+use crate::members::membership::{
+    AuthSetting, ControlChannels, Member, Membership, PeerUrls, Readiness, UnreadyReason,
+};
+use crate::pb::etcdserverpb::AuthenticateRequest;
+use crate::pb::etcdserverpb::auth_client::AuthClient;
+use crate::tasks::Tasks;
+
+/// Interval between two looks at the published members.
+const LOOK: Duration = Duration::from_millis(50);
+/// Time limit of a login: the time limit of a request in etcd, and a margin.
+const LOGIN: Duration = Duration::from_secs(8);
+
+/// The answers of a cluster.
+pub struct ClusterSurvey {
+    /// The members. A login refused to `cluster.probe` is marked even if no member asked for a login.
+    pub membership: Membership,
+    /// The auth setting.
+    pub auth: AuthSetting,
+    /// The health figures of each member; `None` for a member without an answer.
+    pub examined: Vec<(MemberId, Option<MemberHealthFigures>)>,
+    /// The flags of each member, where the member tells its command line.
+    pub flags: HashMap<MemberId, MemberFlags>,
+    /// Why the login of `cluster.probe` has no result, if a login was needed.
+    pub login_failure: Option<String>,
+}
+
+/// Looks at the cluster, for `limit` at most while a member is silent.
+pub async fn survey(config: &Cluster, connector: Connector, limit: Duration, tasks: &Tasks) -> ClusterSurvey {
+    let discovery = Members::new(config, connector.clone());
+    let channels = discovery.channels();
+    let handle = discovery.start(tasks);
+    let end = Instant::now() + limit;
+    while !is_settled(config, &handle.snapshot.load(), handle.auth.now()) && Instant::now() < end {
+        sleep(LOOK).await;
+    }
+    let (mut membership, auth) = (Membership::clone(&handle.snapshot.load()), handle.auth.now());
+    let mut login_failure = None;
+    if let (AuthSetting::On, Some(login)) = (auth, &config.probe) {
+        match log_in(config, login, &membership, &channels).await {
+            LoginAnswer::Accepted => membership.is_probe_login_refused = false,
+            LoginAnswer::Refused => membership.is_probe_login_refused = true,
+            LoginAnswer::Failed(why) => login_failure = Some(why),
+        }
+    }
+    let http1 = connector.http1();
+    let asked = membership.members.iter().map(async |member| {
+        let (endpoint, at) = (&member.endpoint, member.resolved_ip);
+        let (figures, flags) = tokio::join!(examine(&http1, endpoint, at), read_flags(&http1, endpoint, at));
+        (member.id, figures, flags)
+    });
+    let (mut examined, mut flags) = (Vec::new(), HashMap::new());
+    for (id, figures, told) in join_all(asked).await {
+        examined.push((id, figures));
+        flags.extend(told.map(|told| (id, told)));
+    }
+    ClusterSurvey { membership, auth, examined, flags, login_failure }
+}
+
+/// True if nothing more is to be learned: every address and every listed member has answered well.
+fn is_settled(config: &Cluster, members: &Membership, auth: AuthSetting) -> bool {
+    // Without a login, a refusal is final.
+    let is_list_known = match members.peer_urls {
+        PeerUrls::Listed(_) => true,
+        PeerUrls::Refused => config.probe.is_none(),
+        PeerUrls::Unknown => false,
+    };
+    let answers = |member: &Member| {
+        !matches!(
+            member.readiness,
+            Readiness::NotReady(
+                UnreadyReason::Unprobed | UnreadyReason::Unreachable | UnreadyReason::NoLeader
+            )
+        )
+    };
+    members.leader.is_some()
+        && auth != AuthSetting::Unknown
+        && is_list_known
+        && members.unanswered.is_empty()
+        && members.members.iter().all(|member| answers(member))
+}
+
+enum LoginAnswer {
+    Accepted,
+    Refused,
+    Failed(String),
+}
+
+/// Logs in as the probing user: members of older versions answer the probes without any login, so that a
+/// wrong password would stay unnoticed.
+async fn log_in(
+    config: &Cluster,
+    login: &EtcdLogin,
+    members: &Membership,
+    channels: &ControlChannels,
+) -> LoginAnswer {
+    let is_verified = config.tls.as_ref().is_some_and(ClientTls::verifies_members);
+    let may_see_password =
+        |member: &&std::sync::Arc<Member>| is_verified || config.endpoints.contains(&member.endpoint);
+    let channels = channels.load();
+    let channel = members.ready_voters().filter(may_see_password).find_map(|one| channels.get(&one.id));
+    let Some(channel) = channel else {
+        return LoginAnswer::Failed("no configured member is ready".to_owned());
+    };
+    let request = AuthenticateRequest {
+        name: login.user.as_str().to_owned(),
+        password: login.password.expose().clone(),
+    };
+    match timeout(LOGIN, AuthClient::new(channel.clone()).authenticate(request)).await {
+        Ok(Ok(_)) => LoginAnswer::Accepted,
+        Ok(Err(status)) if is_refused_login(&status) => LoginAnswer::Refused,
+        Ok(Err(status)) => LoginAnswer::Failed(status.message().to_owned()),
+        Err(_) => LoginAnswer::Failed(format!("no answer within {LOGIN:?}")),
+    }
+}
