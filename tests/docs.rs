@@ -190,7 +190,8 @@ fn the_tables_of_promises_name_tests_that_exist() {
     }
 }
 
-fn metrics() -> BTreeSet<String> {
+/// The page of the metrics with each labelled family touched once, but for the counters that the admin address adds.
+fn metrics_text() -> String {
     let registry = Metrics::new(vec!["/a/B"]);
     registry.call_ended(0, 0, || "OK", Some(std::time::Duration::ZERO));
     registry.member_ready.get_or_create(&one("member", "1")).set(1);
@@ -219,7 +220,16 @@ fn metrics() -> BTreeSet<String> {
     registry.policy_store.count_fault("went_back");
     let certificate = ("listener", "a".to_owned(), std::time::SystemTime::UNIX_EPOCH);
     registry.config.put_certificates([certificate]);
-    let text = registry.admin_text(Vec::new()).expect("a String takes all");
+    registry.config.put_limits(&[("limits.connections", 1)]);
+    registry.stream_ended(0, std::time::Duration::ZERO);
+    registry.refusals.name_reasons(["policy"]);
+    let listener = registry.listeners.of(&"a".into());
+    listener.call_ended(0, || "OK", Some(std::time::Duration::ZERO));
+    registry.admin_text(Vec::new()).expect("a String takes all")
+}
+
+fn metrics() -> BTreeSet<String> {
+    let text = metrics_text();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let mut names: BTreeSet<String> = types
         .map(|(name, kind)| format!("{name}{}", if kind == "counter" { "_total" } else { "" }))
