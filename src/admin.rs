@@ -204,6 +204,8 @@ impl AdminState {
             metrics.generation.set(i64::try_from(policy.generation).unwrap_or(i64::MAX));
             metrics.temporary_grants.set(i64::try_from(policy.grants).unwrap_or(i64::MAX));
         }
+        self.metrics.readiness.ready.set(self.unready_reason().is_none().into());
+        self.metrics.readiness.degraded.set(self.degraded_reason().is_some().into());
         let members = self.members.snapshot.load();
         self.metrics.members_age.set(members.confirmed.elapsed().as_secs_f64());
         self.metrics.member_figures.put(&member_figures::of(&members));

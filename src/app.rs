@@ -61,6 +61,7 @@ use crate::members::discovery::{Members, ProbeLogin, SeedList};
 use crate::members::membership::{ControlChannels, MembersHandle};
 use crate::own_keys::OwnKeysUpstream;
 use crate::published::Published;
+use crate::refusal::RefusalReason;
 use crate::reload::{self, Reload, ReloadCheck, ReloadPart, ReloadPartName};
 use crate::revocation::{RevocationRegister, StateFileError};
 use crate::rpc::method::METHODS;
@@ -343,6 +344,7 @@ fn new_metrics(config: &Config) -> Arc<Metrics> {
     let metrics = Arc::new(Metrics::new(paths.collect()));
     let unverified = config.cluster.tls.as_ref().is_some_and(|tls| !tls.verifies_members());
     metrics.members_unverified.set(unverified.into());
+    metrics.refusals.name_reasons(RefusalReason::NAMES);
     reload::show_accepted(&metrics, config);
     metrics
 }

@@ -22,142 +22,202 @@ const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 /// A refused call (`told` wraps a member's own status), with the status for the client.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
     code: Code,
     message: Cow<'static, str>,
+    reason: RefusalReason,
 }
+
+/// Refusals are equal if the client is told the same.
+impl PartialEq for Refusal {
+    fn eq(&self, other: &Self) -> bool {
+        (self.code, &self.message) == (other.code, &other.message)
+    }
+}
+
+impl Eq for Refusal {}
 
 /// Refusals with a constant text.
 impl Refusal {
     /// The session token is unknown, revoked or not issued by Keyward.
-    pub const INVALID_AUTH_TOKEN: Self = refusal(Code::Unauthenticated, "etcdserver: invalid auth token");
+    pub const INVALID_AUTH_TOKEN: Self =
+        refusal(RefusalReason::Token, Code::Unauthenticated, "etcdserver: invalid auth token");
     /// A required credential is missing.
-    pub const USER_EMPTY: Self = refusal(Code::InvalidArgument, "etcdserver: user name is empty");
+    pub const USER_EMPTY: Self =
+        refusal(RefusalReason::NoIdentity, Code::InvalidArgument, "etcdserver: user name is empty");
     /// Wrong password, or unknown user: the status does not tell the two apart.
-    pub const AUTH_FAILED: Self =
-        refusal(Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password");
+    pub const AUTH_FAILED: Self = refusal(
+        RefusalReason::Password,
+        Code::InvalidArgument,
+        "etcdserver: authentication failed, invalid user ID or password",
+    );
     /// A login while authentication is off. A Go client with this answer never logs in again.
-    pub const AUTH_NOT_ENABLED: Self =
-        refusal(Code::FailedPrecondition, "etcdserver: authentication is not enabled");
+    pub const AUTH_NOT_ENABLED: Self = refusal(
+        RefusalReason::AuthOff,
+        Code::FailedPrecondition,
+        "etcdserver: authentication is not enabled",
+    );
     /// The auth store's revision changed between proof and use.
-    pub const AUTH_OLD_REVISION: Self =
-        refusal(Code::InvalidArgument, "etcdserver: revision of auth store is old");
+    pub const AUTH_OLD_REVISION: Self = refusal(
+        RefusalReason::AuthRevision,
+        Code::InvalidArgument,
+        "etcdserver: revision of auth store is old",
+    );
     /// Denied by policy.
-    pub const PERMISSION_DENIED: Self = refusal(Code::PermissionDenied, "etcdserver: permission denied");
+    pub const PERMISSION_DENIED: Self =
+        refusal(RefusalReason::Policy, Code::PermissionDenied, "etcdserver: permission denied");
     /// The user named by a credential no longer exists. Only as a translation of a member's status.
-    pub const USER_NOT_FOUND: Self = refusal(Code::FailedPrecondition, "etcdserver: user name not found");
+    pub const USER_NOT_FOUND: Self =
+        refusal(RefusalReason::Member, Code::FailedPrecondition, "etcdserver: user name not found");
     /// A limit of Keyward is reached.
-    pub const TOO_MANY_REQUESTS: Self = refusal(Code::ResourceExhausted, "etcdserver: too many requests");
+    pub const TOO_MANY_REQUESTS: Self =
+        refusal(RefusalReason::Limit, Code::ResourceExhausted, "etcdserver: too many requests");
     /// No member knows a leader. Only before any byte of the call was sent.
-    pub const NO_LEADER: Self = refusal(Code::Unavailable, "etcdserver: no leader");
+    pub const NO_LEADER: Self = refusal(RefusalReason::NoMember, Code::Unavailable, "etcdserver: no leader");
     /// A former leader received a lease call; etcd answers with code Unknown, which ends a Go client's
     /// keepalives. Only as a translation of a member's status.
-    pub const NOT_PRIMARY_LESSOR: Self = refusal(Code::Unavailable, "not a primary lessor");
+    pub const NOT_PRIMARY_LESSOR: Self =
+        refusal(RefusalReason::Member, Code::Unavailable, "not a primary lessor");
     /// No byte of the call was sent. With exactly this text clientv3 retries even a write.
-    pub const NOTHING_SENT: Self = refusal(Code::Unavailable, "there is no connection available");
+    pub const NOTHING_SENT: Self =
+        refusal(RefusalReason::NoMember, Code::Unavailable, "there is no connection available");
     /// The outcome is unknown: no answer within etcd's own request timeout.
-    pub const REQUEST_TIMED_OUT: Self = refusal(Code::Unavailable, "etcdserver: request timed out");
+    pub const REQUEST_TIMED_OUT: Self =
+        refusal(RefusalReason::TimedOut, Code::Unavailable, "etcdserver: request timed out");
     /// The outcome is unknown: the member's connection was lost after the request was sent.
-    pub const REQUEST_TIMED_OUT_CONNECTION_LOST: Self =
-        refusal(Code::Unavailable, "etcdserver: request timed out, possibly due to connection lost");
+    pub const REQUEST_TIMED_OUT_CONNECTION_LOST: Self = refusal(
+        RefusalReason::TimedOut,
+        Code::Unavailable,
+        "etcdserver: request timed out, possibly due to connection lost",
+    );
     /// The client's own deadline passed. Never used for a different deadline: clientv3 would send a write
     /// again.
-    pub const DEADLINE_EXCEEDED: Self = refusal(Code::DeadlineExceeded, "context deadline exceeded");
+    pub const DEADLINE_EXCEEDED: Self =
+        refusal(RefusalReason::Deadline, Code::DeadlineExceeded, "context deadline exceeded");
     /// The client has gone; only the access log shows this status.
-    pub const CANCELED: Self = refusal(Code::Canceled, "context canceled");
+    pub const CANCELED: Self = refusal(RefusalReason::Canceled, Code::Canceled, "context canceled");
     /// A password login as a user without a password, provable by a certificate only. etcd leaves this error
     /// unmapped in every version.
-    pub const NO_PASSWORD_USER: Self =
-        refusal(Code::Unknown, "auth: authentication failed, password was given for no password user");
+    pub const NO_PASSWORD_USER: Self = refusal(
+        RefusalReason::Password,
+        Code::Unknown,
+        "auth: authentication failed, password was given for no password user",
+    );
     /// A health check of a service other than the server as a whole.
-    pub const UNKNOWN_HEALTH_SERVICE: Self = refusal(Code::NotFound, "unknown service");
+    pub const UNKNOWN_HEALTH_SERVICE: Self =
+        refusal(RefusalReason::Unknown, Code::NotFound, "unknown service");
     /// A member's answer must be rewritten and cannot be decoded. Not Unavailable: the call was applied.
     pub const UNREADABLE_ANSWER: Self =
-        refusal(Code::Internal, "keyward: the member's answer could not be read");
+        refusal(RefusalReason::Internal, Code::Internal, "keyward: the member's answer could not be read");
     /// A body whose chunks cannot be told apart.
     pub const MALFORMED_CHUNKS: Self =
-        refusal(Code::InvalidArgument, "keyward: the body's chunks are malformed");
+        refusal(RefusalReason::Malformed, Code::InvalidArgument, "keyward: the body's chunks are malformed");
     /// A request without the key that etcd needs.
-    pub const EMPTY_KEY: Self = refusal(Code::InvalidArgument, "etcdserver: key is not provided");
+    pub const EMPTY_KEY: Self =
+        refusal(RefusalReason::Malformed, Code::InvalidArgument, "etcdserver: key is not provided");
     /// An answer with keys to rewrite does not fit into the buffer of unread answers.
     pub const ANSWER_TOO_LARGE: Self = refusal(
+        RefusalReason::TooLarge,
         Code::ResourceExhausted,
         "keyward: the answer is too large to be held whole, as namespaces and limits need; ask for less",
     );
     /// A single revision of a watch exceeds the buffer of a watch.
-    pub const REVISION_TOO_LARGE: Self =
-        refusal(Code::ResourceExhausted, "keyward: a revision is too large to deliver");
+    pub const REVISION_TOO_LARGE: Self = refusal(
+        RefusalReason::TooLarge,
+        Code::ResourceExhausted,
+        "keyward: a revision is too large to deliver",
+    );
     /// A defragmentation of the members is running, here or at a different replica.
-    pub const DEFRAGMENTING: Self =
-        refusal(Code::FailedPrecondition, "keyward: another defragmentation is under way");
+    pub const DEFRAGMENTING: Self = refusal(
+        RefusalReason::Defragmentation,
+        Code::FailedPrecondition,
+        "keyward: another defragmentation is under way",
+    );
     /// Keyward is draining.
-    pub const SHUTTING_DOWN: Self = refusal(Code::Unavailable, "etcdserver: server stopped");
+    pub const SHUTTING_DOWN: Self =
+        refusal(RefusalReason::Draining, Code::Unavailable, "etcdserver: server stopped");
     /// A panic in Keyward; the call may have been sent.
-    pub const PANICKED: Self = refusal(Code::Unavailable, "keyward: internal error");
+    pub const PANICKED: Self = refusal(RefusalReason::Internal, Code::Unavailable, "keyward: internal error");
     /// A call with an audit record, while the audit log cannot be written. Nothing was sent.
-    pub const AUDIT_UNWRITABLE: Self = refusal(Code::Unavailable, "keyward: the audit log cannot be written");
+    pub const AUDIT_UNWRITABLE: Self =
+        refusal(RefusalReason::Audit, Code::Unavailable, "keyward: the audit log cannot be written");
     /// A frame with the compressed flag, in a request without a compressing `grpc-encoding`.
-    pub const COMPRESSED_WITHOUT_ENCODING: Self =
-        refusal(Code::Internal, "grpc: compressed flag set with identity or empty encoding");
+    pub const COMPRESSED_WITHOUT_ENCODING: Self = refusal(
+        RefusalReason::Malformed,
+        Code::Internal,
+        "grpc: compressed flag set with identity or empty encoding",
+    );
 }
 
 /// Refusals with details in the text, in grpc-go's words if available.
 impl Refusal {
-    fn with_text(code: Code, message: String) -> Self {
-        Self { code, message: Cow::Owned(message) }
+    fn with_text(reason: RefusalReason, code: Code, message: String) -> Self {
+        Self { code, message: Cow::Owned(message), reason }
     }
 
     /// A message of `got` bytes, above the limit of `max` bytes.
     #[must_use]
     pub fn too_large(got: usize, max: usize) -> Self {
         let message = format!("grpc: received message larger than max ({got} vs. {max})");
-        Self::with_text(Code::ResourceExhausted, message)
+        Self::with_text(RefusalReason::TooLarge, Code::ResourceExhausted, message)
     }
 
     /// The service in a malformed path. A well-formed path is passed on.
     #[must_use]
     pub fn unknown_service(service: &str) -> Self {
-        Self::with_text(Code::Unimplemented, format!("unknown service {service}"))
+        Self::with_text(RefusalReason::Unknown, Code::Unimplemented, format!("unknown service {service}"))
     }
 
     /// The method in a malformed path with a known service. A well-formed path is passed on.
     #[must_use]
     pub fn unknown_method(service: &str, method: &str) -> Self {
-        Self::with_text(Code::Unimplemented, format!("unknown method {method} for service {service}"))
+        Self::with_text(
+            RefusalReason::Unknown,
+            Code::Unimplemented,
+            format!("unknown method {method} for service {service}"),
+        )
     }
 
     /// A path not matching gRPC's form.
     #[must_use]
     pub fn malformed_path(path: &str) -> Self {
-        Self::with_text(Code::Unimplemented, format!("malformed method name: {path:?}"))
+        Self::with_text(
+            RefusalReason::Malformed,
+            Code::Unimplemented,
+            format!("malformed method name: {path:?}"),
+        )
     }
 
     /// A `grpc-encoding` without a decompressor.
     #[must_use]
     pub fn compressed(encoding: &str) -> Self {
         let message = format!("grpc: Decompressor is not installed for grpc-encoding {encoding:?}");
-        Self::with_text(Code::Unimplemented, message)
+        Self::with_text(RefusalReason::Malformed, Code::Unimplemented, message)
     }
 
     /// A compressed message with an inflated size above `max`.
     #[must_use]
     pub fn too_large_inflated(max: usize) -> Self {
         let message = format!("grpc: received message after decompression larger than max {max}");
-        Self::with_text(Code::ResourceExhausted, message)
+        Self::with_text(RefusalReason::TooLarge, Code::ResourceExhausted, message)
     }
 
     /// A compressed message with a failed decompression.
     #[must_use]
     pub fn not_inflated(why: &str) -> Self {
-        Self::with_text(Code::Internal, format!("grpc: {why}"))
+        Self::with_text(RefusalReason::Malformed, Code::Internal, format!("grpc: {why}"))
     }
 
     /// The first byte of a frame is neither 0 nor 1.
     #[must_use]
     pub fn unknown_frame_flag(flag: u8) -> Self {
-        Self::with_text(Code::Internal, format!("grpc: received unexpected payload format {flag}"))
+        Self::with_text(
+            RefusalReason::Malformed,
+            Code::Internal,
+            format!("grpc: received unexpected payload format {flag}"),
+        )
     }
 
     /// An invalid `grpc-timeout`.
@@ -173,27 +233,31 @@ impl Refusal {
             }
             _ => format!("strconv.ParseUint: parsing {digits:?}: invalid syntax"),
         };
-        Self::with_text(Code::Internal, format!("malformed grpc-timeout: {why}"))
+        Self::with_text(RefusalReason::Malformed, Code::Internal, format!("malformed grpc-timeout: {why}"))
     }
 
     /// A Range of more than `most` keys, without a limit, by a caller who may get `most` at once.
     #[must_use]
     pub fn range_too_large(most: u32) -> Self {
         let message = format!("keyward: the range has more than {most} keys; set a limit of at most {most}");
-        Self::with_text(Code::ResourceExhausted, message)
+        Self::with_text(RefusalReason::Limit, Code::ResourceExhausted, message)
     }
 
     /// A Txn with a Range without a limit, by a caller who may get `most` keys at once.
     #[must_use]
     pub fn range_in_txn_without_limit(most: u32) -> Self {
         let message = format!("keyward: a range in a txn needs a limit of at most {most}");
-        Self::with_text(Code::ResourceExhausted, message)
+        Self::with_text(RefusalReason::Limit, Code::ResourceExhausted, message)
     }
 
     /// A call addressed to a member unknown to the cluster.
     #[must_use]
     pub fn unknown_member(name: &str) -> Self {
-        Self::with_text(Code::NotFound, format!("keyward: the cluster has no member {name:?}"))
+        Self::with_text(
+            RefusalReason::Unknown,
+            Code::NotFound,
+            format!("keyward: the cluster has no member {name:?}"),
+        )
     }
 
     /// A failed defragmentation of a member, with the reason; `done` names the members defragmented before,
@@ -202,25 +266,29 @@ impl Refusal {
     pub fn not_defragmented(code: Code, member: &str, why: &str, done: &str) -> Self {
         let but = if done.is_empty() { String::new() } else { format!("; done before it: {done}") };
         let message = format!("keyward: member {member} was not defragmented: {why}{but}");
-        Self::with_text(code, message)
+        Self::with_text(RefusalReason::Defragmentation, code, message)
     }
 
     /// A member's own status, in answer to Keyward's request on behalf of the client.
     #[must_use]
     pub fn told(status: &Status) -> Self {
-        Self { code: status.code, message: status.message.clone() }
+        Self { code: status.code, message: status.message.clone(), reason: RefusalReason::Member }
     }
 
     /// A JSON document that is not the request of its route. `fault` holds no value of the document.
     #[must_use]
     pub fn malformed_json(fault: &impl fmt::Display) -> Self {
-        Self::with_text(Code::InvalidArgument, format!("keyward: {fault}"))
+        Self::with_text(RefusalReason::Malformed, Code::InvalidArgument, format!("keyward: {fault}"))
     }
 
     /// A request body open to different readings by different decoders.
     #[must_use]
     pub fn not_canonical(reason: &str) -> Self {
-        Self::with_text(Code::InvalidArgument, format!("keyward: request body is not canonical: {reason}"))
+        Self::with_text(
+            RefusalReason::Malformed,
+            Code::InvalidArgument,
+            format!("keyward: request body is not canonical: {reason}"),
+        )
     }
 }
 
@@ -229,6 +297,12 @@ impl Refusal {
     #[must_use]
     pub fn code(&self) -> Code {
         self.code
+    }
+
+    /// The reason, as counted in the metrics.
+    #[must_use]
+    pub fn reason(&self) -> RefusalReason {
+        self.reason
     }
 
     /// The text, not yet percent-encoded.
@@ -256,8 +330,58 @@ impl Refusal {
     }
 }
 
-const fn refusal(code: Code, message: &'static str) -> Refusal {
-    Refusal { code, message: Cow::Borrowed(message) }
+const fn refusal(reason: RefusalReason, code: Code, message: &'static str) -> Refusal {
+    Refusal { code, message: Cow::Borrowed(message), reason }
+}
+
+/// Why a call was refused: the label of the metric of refused calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "`name` and the table of metrics in the README say it")]
+pub enum RefusalReason {
+    Token,
+    NoIdentity,
+    Password,
+    AuthOff,
+    AuthRevision,
+    Policy,
+    Limit,
+    NoMember,
+    TimedOut,
+    Deadline,
+    Canceled,
+    TooLarge,
+    Malformed,
+    Unknown,
+    Audit,
+    Defragmentation,
+    Draining,
+    Internal,
+    Member,
+}
+
+impl RefusalReason {
+    /// The names of all reasons, in the order of the variants.
+    pub const NAMES: [&str; 19] = [
+        "token",
+        "no_identity",
+        "password",
+        "auth_off",
+        "auth_revision",
+        "policy",
+        "limit",
+        "no_member",
+        "timed_out",
+        "deadline",
+        "canceled",
+        "too_large",
+        "malformed",
+        "unknown",
+        "audit",
+        "defragmentation",
+        "draining",
+        "internal",
+        "member",
+    ];
 }
 
 /// The outcome of a call: a member's answer, or a refusal. The origin is not recorded.
@@ -567,6 +691,15 @@ mod tests {
             assert_eq!(read(odd, b"m").code, Code::Unknown, "{odd}");
         }
         assert_eq!(Status::from_headers(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn reasons_are_at_their_names() {
+        assert_eq!(RefusalReason::Member as usize + 1, RefusalReason::NAMES.len());
+        for reason in [RefusalReason::NoMember, RefusalReason::TimedOut, RefusalReason::Malformed] {
+            let words = format!("{reason:?}").replace("edO", "ed_O").replace("NoM", "No_M").to_lowercase();
+            assert_eq!(RefusalReason::NAMES[reason as usize], words);
+        }
     }
 
     #[test]

@@ -267,6 +267,12 @@ pub fn show_accepted(metrics: &Metrics, config: &Config) {
     metrics.config.reload_attempted(true, SystemTime::now());
     let certificates = configured_certificates(config).into_iter();
     metrics.config.put_certificates(certificates.map(|at| (at.usage.label(), at.name, at.ends)));
+    metrics.config.put_limits(&[
+        ("limits.connections", config.limits.connections),
+        ("limits.replay_buffer", config.limits.replay_buffer),
+        ("limits.unread_buffer", config.limits.unread.buffer),
+        ("watch.buffer", config.watch.buffer),
+    ]);
 }
 
 #[cfg(test)]

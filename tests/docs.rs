@@ -2,6 +2,10 @@
 //!
 //! Must not know: how a document is worded. A check that finds nothing to look at fails.
 
+#[cfg(test)]
+#[path = "docs/monitoring.rs"]
+mod monitoring;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,7 +19,7 @@ use keyward::telemetry::rest_metrics::RestLabels;
 use keyward::telemetry::single_label::one;
 use keyward::telemetry::unread_metrics::GiveUpReason;
 
-const DOCUMENTS: [&str; 11] = [
+const DOCUMENTS: [&str; 12] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -23,6 +27,7 @@ const DOCUMENTS: [&str; 11] = [
     "deploy/apisix.md",
     "deploy/identities.md",
     "deploy/migrate-to-tls.md",
+    "deploy/monitoring/README.md",
     "deploy/operate.md",
     "deploy/patroni.md",
     "deploy/remove-keyward.md",
@@ -110,7 +115,8 @@ fn reference_keys() -> BTreeSet<String> {
 #[test]
 fn documents_name_files_that_exist() {
     let (mut missing, mut looked_at) = (Vec::new(), 0);
-    for name in DOCUMENTS.into_iter().chain(PAGES) {
+    let runbooks = monitoring::runbooks();
+    for name in DOCUMENTS.into_iter().chain(PAGES).chain(runbooks.iter().map(String::as_str)) {
         let document = read(name);
         let (commands, prose) = fenced(&document, "sh");
         let folder = Path::new(name).parent().expect("a file's folder");
@@ -142,7 +148,8 @@ fn documents_name_keys_that_exist() {
     let keys = reference_keys();
     let tables: BTreeSet<&str> = keys.iter().filter_map(|key| key.split('.').next()).collect();
     let (mut unknown, mut looked_at) = (Vec::new(), 0);
-    for name in DOCUMENTS {
+    let runbooks = monitoring::runbooks();
+    for name in DOCUMENTS.into_iter().chain(runbooks.iter().map(String::as_str)) {
         let (_, prose) = fenced(&read(name), "");
         for word in quoted(&prose) {
             let dotted = word.split_once('.').is_some_and(|(table, _)| tables.contains(table));
@@ -190,7 +197,8 @@ fn the_tables_of_promises_name_tests_that_exist() {
     }
 }
 
-fn metrics() -> BTreeSet<String> {
+/// The page of the metrics with each labelled family touched once, but for the counters that the admin address adds.
+fn metrics_text() -> String {
     let registry = Metrics::new(vec!["/a/B"]);
     registry.call_ended(0, 0, || "OK", Some(std::time::Duration::ZERO));
     registry.member_ready.get_or_create(&one("member", "1")).set(1);
@@ -219,7 +227,16 @@ fn metrics() -> BTreeSet<String> {
     registry.policy_store.count_fault("went_back");
     let certificate = ("listener", "a".to_owned(), std::time::SystemTime::UNIX_EPOCH);
     registry.config.put_certificates([certificate]);
-    let text = registry.admin_text(Vec::new()).expect("a String takes all");
+    registry.config.put_limits(&[("limits.connections", 1)]);
+    registry.stream_ended(0, std::time::Duration::ZERO);
+    registry.refusals.name_reasons(["policy"]);
+    let listener = registry.listeners.of(&"a".into());
+    listener.call_ended(0, || "OK", Some(std::time::Duration::ZERO));
+    registry.admin_text(Vec::new()).expect("a String takes all")
+}
+
+fn metrics() -> BTreeSet<String> {
+    let text = metrics_text();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let mut names: BTreeSet<String> = types
         .map(|(name, kind)| format!("{name}{}", if kind == "counter" { "_total" } else { "" }))

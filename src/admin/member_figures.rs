@@ -4,8 +4,8 @@
 
 use tokio::time::Instant;
 
-use crate::members::membership::{Member, Membership};
-use crate::telemetry::member_metrics::MemberSample;
+use crate::members::membership::{Member, Membership, Role};
+use crate::telemetry::member_metrics::{ALARMS, MemberSample};
 
 /// The present figures of all members.
 pub(super) fn of(members: &Membership) -> Vec<MemberSample> {
@@ -22,6 +22,8 @@ fn one(members: &Membership, member: &Member, now: Instant) -> MemberSample {
         version: member.version.map(|version| version.to_string()).unwrap_or_default(),
         ready: member.is_ready(),
         leader: members.leader == Some(member.id),
+        learner: member.role == Role::Learner,
+        alarms: ALARMS.into_iter().filter(|alarm| has_alarm(members, member, alarm)).collect(),
         ejected: member.load.ejected(now).is_some(),
         ejections: member.load.ejections().into(),
         latency: member.load.latency(),
@@ -38,4 +40,12 @@ fn one(members: &Membership, member: &Member, now: Instant) -> MemberSample {
         db: store_status.map(|store_status| (store_status.db_size, store_status.db_in_use)),
         quota: store_status.and_then(|store_status| store_status.db_quota),
     }
+}
+
+/// True if a member tells this alarm of `member`: every member's Status tells the alarms of all members, as
+/// `memberID:1234 alarm:NOSPACE `.
+fn has_alarm(members: &Membership, member: &Member, alarm: &str) -> bool {
+    let text = format!("memberID:{} alarm:{}", member.id.0, alarm.to_uppercase());
+    let mut told = members.members.iter().filter_map(|member| member.store_status.as_deref());
+    told.any(|status| status.errors.iter().any(|error| error.contains(&text)))
 }

@@ -235,9 +235,10 @@ impl ShardService {
         let age = limits.connection_age;
         let (tls, drain, leaves) = (listener.tls.clone(), listener.drain.clone(), listener.drain.clone());
         let activity = Arc::clone(place.activity());
+        let listener_figures = self.metrics.listeners.of(&config.name);
         let admit = move |introduced: IntroducedClient<'_>| {
             let remote = introduced.source.or(remote);
-            let origin = Rc::new(ConnectionOrigin::new(Arc::clone(&config.name), remote));
+            let origin = Rc::new(ConnectionOrigin::new(Arc::clone(&config.name), listener_figures, remote));
             let ca = config.tls.as_ref().and_then(|tls| tls.clients.ca());
             let leaf = introduced.certificate;
             let shown = leaf.zip(ca).map(|(leaf, ca)| ClientCertificate::read(leaf, &ca.name)).transpose()?;

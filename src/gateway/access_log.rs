@@ -21,8 +21,8 @@ use crate::downstream::session::SessionId;
 use crate::gateway::call_audit::{self, CallAudit, CallFacts};
 use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::identity::{MemberId, UserName};
-use crate::refusal::{Code, Status};
-use crate::rpc::method::{Lane, Method, StreamingSides};
+use crate::refusal::{Code, Refusal, Status};
+use crate::rpc::method::{Handler, Lane, Method, StreamingSides};
 use crate::rpc::trace_id::TraceId;
 use crate::telemetry::access_settings::{AccessLogSettings, CallOutcome, RecordedCalls, SampleCounter};
 use crate::telemetry::limiter::RecordLimiter;
@@ -234,9 +234,21 @@ impl AccessRecord {
     /// Counts bytes of framed messages sent to the client.
     pub fn count_sent(&mut self, bytes: usize) {
         self.sent += bytes as u64;
+        self.origin.figures.sent.inc_by(bytes as u64);
         if let Some(usage) = self.usage() {
             usage.charge_reply(bytes);
         }
+    }
+
+    /// Counts the bytes of the framed message of a unary request.
+    pub fn count_received(&self, bytes: usize) {
+        self.origin.figures.received.inc_by(bytes as u64);
+    }
+
+    /// Counts the refusal of the call, and notes its end.
+    pub fn refused(&mut self, refusal: &Refusal) {
+        self.sinks.metrics.refusals.count(refusal.reason() as usize);
+        self.ended_with(refusal.status());
     }
 
     /// True once the status code of the call is noted.
@@ -319,7 +331,14 @@ impl Drop for AccessRecord {
         let sinks = &*self.sinks;
         open(&sinks.metrics, self.method).dec();
         let row = usize::from(self.method.index);
-        sinks.metrics.call_ended(row, code as u8, || code.name(), is_unary(self.method).then_some(took));
+        let is_unary = is_unary(self.method);
+        sinks.metrics.call_ended(row, code as u8, || code.name(), is_unary.then_some(took));
+        if !is_unary {
+            sinks.metrics.stream_ended(row, took);
+        }
+        // Lock and Campaign wait for other clients: their duration is no measure of the listener's speed.
+        let is_measured = is_unary && self.method.handler != Handler::Lock;
+        self.origin.figures.call_ended(code as u8, || code.name(), is_measured.then_some(took));
         if let Some(audit) = &sinks.audit {
             let facts = CallFacts {
                 method: self.method,

@@ -10,6 +10,7 @@ use http::HeaderMap;
 use http::header::USER_AGENT;
 
 use crate::audit::record::cut_name;
+use crate::telemetry::listener_metrics::ListenerFigures;
 
 /// The facts of a connection repeated in each record.
 #[derive(Debug)]
@@ -22,14 +23,16 @@ pub struct ConnectionOrigin {
     pub remote_text: Option<Box<str>>,
     /// The user agent of the first call: all calls of a connection come from one client, or from one proxy.
     user_agent: OnceCell<Option<Box<str>>>,
+    /// The metrics of the listener.
+    pub figures: Arc<ListenerFigures>,
 }
 
 impl ConnectionOrigin {
     /// The origin of a connection accepted by `listener`.
     #[must_use]
-    pub fn new(listener: Arc<str>, remote: Option<SocketAddr>) -> Self {
+    pub fn new(listener: Arc<str>, figures: Arc<ListenerFigures>, remote: Option<SocketAddr>) -> Self {
         let remote_text = remote.map(|remote| remote.to_string().into());
-        Self { listener, remote, remote_text, user_agent: OnceCell::new() }
+        Self { listener, remote, remote_text, user_agent: OnceCell::new(), figures }
     }
 
     /// Notes the user agent of the connection's first call.

@@ -44,7 +44,7 @@ pub type DownstreamResponse = Response<Reply>;
 /// `reply_contents`.
 #[must_use]
 pub fn refuse(refusal: &Refusal, mut record: AccessRecord) -> DownstreamResponse {
-    record.ended_with(refusal.status());
+    record.refused(refusal);
     respond(refusal.trailers_only(), Reply::own(ReplyContents::none(), record))
 }
 

@@ -102,6 +102,7 @@ pub fn limit_request(
     framed: &mut Bytes,
     held: &mut RequestMemoryCharge,
 ) -> Result<AnswerCheck, Refusal> {
+    call.record.count_received(framed.len());
     let counted = call.record.call_usage();
     let usage = counted.map(CallUsage::caller);
     if let Some(usage) = usage {

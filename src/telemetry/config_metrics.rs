@@ -10,6 +10,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::telemetry::single_label::{SingleLabel, one};
+
 /// The use and the name of a certificate.
 type CertificateLabels = [(&'static str, String); 2];
 
@@ -18,6 +20,7 @@ pub struct ConfigMetrics {
     last_successful: Gauge,
     last_attempt: Gauge,
     certificates: Family<CertificateLabels, Gauge>,
+    limits: Family<SingleLabel, Gauge>,
 }
 
 impl ConfigMetrics {
@@ -33,7 +36,10 @@ impl ConfigMetrics {
         let help = "Expiry of a configured certificate, by use, in seconds of the Unix epoch";
         let name = "certificate_not_after_timestamp";
         admin.register_with_unit(name, help, Unit::Seconds, Family::clone(&certificates));
-        Self { last_successful, last_attempt, certificates }
+        let limits = Family::default();
+        let help = "Limit in force, by the key of the configuration: a number, or bytes";
+        registry.register("configured_limit", help, Family::clone(&limits));
+        Self { last_successful, last_attempt, certificates, limits }
     }
 
     /// Notes that the configuration was read, and if it was accepted.
@@ -51,6 +57,15 @@ impl ConfigMetrics {
         for (usage, name, ends) in certificates {
             let labels = [("use", usage.to_owned()), ("name", name)];
             self.certificates.get_or_create(&labels).set(unix_seconds(ends));
+        }
+    }
+}
+
+impl ConfigMetrics {
+    /// Shows limits in force, each by its key.
+    pub fn put_limits(&self, limits: &[(&'static str, usize)]) {
+        for (key, limit) in limits {
+            self.limits.get_or_create(&one("limit", *key)).set(i64::try_from(*limit).unwrap_or(i64::MAX));
         }
     }
 }

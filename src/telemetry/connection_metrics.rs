@@ -65,6 +65,8 @@ impl ConnectionMetrics {
         let figures = Self { refused: Family::default(), ended: Family::default() };
         let help = "Connections refused since a limit was reached and all others were in use, by limit";
         registry.register("downstream_connections_refused", help, figures.refused.clone());
+        // From 0 on: the first refusal is an increase.
+        drop([ConnectionLimit::Connections, ConnectionLimit::Address].map(|limit| figures.refused(limit)));
         let help = "Connections that were ended to make room or since they were of no use, by reason";
         registry.register("downstream_connections_ended", help, figures.ended.clone());
         figures

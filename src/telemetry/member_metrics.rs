@@ -13,6 +13,9 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::telemetry::single_label::{SingleLabel, one};
 
+/// etcd's alarms.
+pub const ALARMS: [&str; 2] = ["nospace", "corrupt"];
+
 type Gauges = Family<SingleLabel, Gauge>;
 
 /// A member's metric values at a moment; `None` for values not reported by the member.
@@ -28,6 +31,10 @@ pub struct MemberSample {
     pub ready: bool,
     /// True if the member is the leader.
     pub leader: bool,
+    /// True if the member is a learner.
+    pub learner: bool,
+    /// The alarms raised for the member, in etcd's words in lower case.
+    pub alarms: Vec<&'static str>,
     /// True if the member is ejected.
     pub ejected: bool,
     /// The number of ejections.
@@ -92,6 +99,8 @@ impl WaitCounters {
 pub struct MemberMetrics {
     ready: Gauges,
     leader: Gauges,
+    learner: Gauges,
+    alarms: Family<[(&'static str, String); 2], Gauge>,
     ejected: Gauges,
     ejections: Family<SingleLabel, Counter>,
     latency: Family<SingleLabel, Gauge<f64, AtomicU64>>,
@@ -123,6 +132,7 @@ impl MemberMetrics {
             }
             gauges
         };
+        let learner = gauges("member_learner", "1 for members that do not vote", None);
         let ejected = gauges("member_ejected", "1 for members that are ejected", None);
         let help = "Short calls that wait for the member's answer";
         let waiting = gauges("member_calls_in_flight", help, None);
@@ -136,6 +146,8 @@ impl MemberMetrics {
         let quota = gauges("member_db_quota", "The member's quota", Some(Unit::Bytes));
         let (ejections, latency, info) =
             (Family::default(), Family::<SingleLabel, Gauge<f64, AtomicU64>>::default(), Family::default());
+        let alarms = Family::default();
+        registry.register("member_alarm", "1 for a raised alarm of the member", Family::clone(&alarms));
         let streams = Family::default();
         registry.register("member_streams", "Open streams to the member", Family::clone(&streams));
         let calls = Family::<SingleLabel, Counter>::default();
@@ -152,6 +164,8 @@ impl MemberMetrics {
         Self {
             ready,
             leader,
+            learner,
+            alarms,
             ejected,
             ejections,
             latency,
@@ -179,6 +193,8 @@ impl MemberMetrics {
         gauges.into_iter().chain([&self.in_use, &self.quota]).for_each(Family::clear);
         self.latency.clear();
         self.streams.clear();
+        self.alarms.clear();
+        self.learner.clear();
         self.info.clear();
         members.iter().for_each(|figures| self.put_one(figures));
     }
@@ -192,6 +208,11 @@ impl MemberMetrics {
         };
         set(&self.ready, Some(figures.ready.into()));
         set(&self.leader, Some(figures.leader.into()));
+        set(&self.learner, Some(figures.learner.into()));
+        for alarm in ALARMS {
+            let labels = [("member", figures.member.clone()), ("alarm", alarm.to_owned())];
+            self.alarms.get_or_create(&labels).set(figures.alarms.contains(&alarm).into());
+        }
         set(&self.ejected, Some(figures.ejected.into()));
         set(&self.waiting, Some(figures.waiting));
         set(&self.queued, Some(figures.queued));

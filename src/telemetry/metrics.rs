@@ -15,17 +15,19 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::telemetry::audit_metrics::AuditMetrics;
 use crate::telemetry::config_metrics::ConfigMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
+use crate::telemetry::latency_histogram::LatencyHistogram;
 use crate::telemetry::limit_metrics::LimitMetrics;
+use crate::telemetry::listener_metrics::ListenerMetrics;
 use crate::telemetry::member_metrics::MemberMetrics;
 use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::telemetry::policy_store_metrics::PolicyStoreMetrics;
 use crate::telemetry::process_metrics::ProcessCollector;
+use crate::telemetry::refusal_metrics::RefusalMetrics;
 use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 use crate::telemetry::rest_metrics::RestLabels;
 use crate::telemetry::single_label::{SingleLabel, one};
@@ -35,8 +37,6 @@ use crate::telemetry::unread_metrics::UnreadMetrics;
 const PREFIX: &str = "keyward";
 /// gRPC has codes 0 to 16.
 const CODES: usize = 17;
-/// Bucket bounds in seconds: from a cached reply on loopback to etcd's time-out of 7 s and beyond.
-const LATENCY: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];
 
 /// Labels of a finished call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -55,8 +55,11 @@ impl EncodeLabelSet for CallLabels {
 
 struct MethodMetrics {
     codes: [OnceLock<Counter>; CODES],
-    latency: OnceLock<Histogram>,
+    latency: OnceLock<LatencyHistogram>,
+    lifetime: OnceLock<LatencyHistogram>,
 }
+
+type Durations = Family<SingleLabel, LatencyHistogram, fn() -> LatencyHistogram>;
 
 /// Counters of tries not included in the retried calls.
 pub struct TryMetrics {
@@ -89,7 +92,12 @@ pub struct Metrics {
     methods: Vec<&'static str>,
     rows: Vec<MethodMetrics>,
     calls: Family<CallLabels, Counter>,
-    latency: Family<SingleLabel, Histogram>,
+    latency: Durations,
+    lifetimes: Durations,
+    /// Calls and bytes by listener.
+    pub listeners: ListenerMetrics,
+    /// Calls refused by Keyward.
+    pub refusals: RefusalMetrics,
     /// Calls replayed after their credential was refused and renewed.
     pub healed: Counter,
     /// Calls sent again, to the same or another member, because the first attempt provably did not apply.
@@ -146,6 +154,8 @@ pub struct Metrics {
     pub reloads_refused: Counter,
     /// The last reading of the configuration, and its certificates.
     pub config: ConfigMetrics,
+    /// The answer of `/readyz`.
+    pub readiness: ReadinessMetrics,
     /// The age of the known revocations in seconds.
     pub revocation_age: Gauge<f64, AtomicU64>,
     /// Seconds since the last probe answered by a member of the cluster that sees a leader.
@@ -193,10 +203,16 @@ impl Metrics {
         register_build_info(&mut registry);
         let calls = Family::default();
         registry.register("calls", "Calls that ended, by method and gRPC code", calls.clone());
-        let latency = Family::new_with_constructor((|| Histogram::new(LATENCY)) as fn() -> Histogram);
+        let latency: Durations = Family::new_with_constructor(LatencyHistogram::of_calls);
         registry.register_with_unit("call_duration", "Time of unary calls", Unit::Seconds, latency.clone());
-        let rows =
-            methods.iter().map(|_| MethodMetrics { codes: Default::default(), latency: OnceLock::new() });
+        let lifetimes: Durations = Family::new_with_constructor(LatencyHistogram::of_streams);
+        let help = "Lifetime of ended streams";
+        registry.register_with_unit("stream_duration", help, Unit::Seconds, lifetimes.clone());
+        let rows = methods.iter().map(|_| MethodMetrics {
+            codes: Default::default(),
+            latency: OnceLock::new(),
+            lifetime: OnceLock::new(),
+        });
         let mut counter = |name: &str, help: &str| registered::<Counter>(&mut registry, name, help);
         let healed = counter("calls_healed", "Calls replayed with a fresh credential");
         let retried = counter("calls_retried", "Calls sent again since the first attempt did not apply");
@@ -250,6 +266,9 @@ impl Metrics {
         let member_figures =
             MemberMetrics::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
         Self {
+            readiness: ReadinessMetrics::registered(&mut admin_registry),
+            listeners: ListenerMetrics::registered(&mut registry),
+            refusals: RefusalMetrics::registered(&mut registry),
             config: ConfigMetrics::registered(&mut registry, &mut admin_registry),
             unread: UnreadMetrics::registered(&mut registry),
             connection_figures: ConnectionMetrics::registered(&mut registry),
@@ -265,6 +284,7 @@ impl Metrics {
             methods,
             calls,
             latency,
+            lifetimes,
             healed,
             retried,
             tries,
@@ -321,11 +341,15 @@ impl Metrics {
         }
         if let Some(took) = took {
             let labels = || [("method", (*method).to_owned())];
-            cells
-                .latency
-                .get_or_init(|| self.latency.get_or_create(&labels()).clone())
-                .observe(took.as_secs_f64());
+            cells.latency.get_or_init(|| self.latency.get_or_create_owned(&labels())).observe(took);
         }
+    }
+
+    /// Notes the lifetime of an ended stream. `row` is as in [`call_ended`](Self::call_ended).
+    pub fn stream_ended(&self, row: usize, lasted: Duration) {
+        let (Some(cells), Some(method)) = (self.rows.get(row), self.methods.get(row)) else { return };
+        let labels = || one("method", *method);
+        cells.lifetime.get_or_init(|| self.lifetimes.get_or_create_owned(&labels())).observe(lasted);
     }
 
     /// The number of calls ended with `code`, over all methods. For tests and the admin page.
@@ -404,6 +428,22 @@ impl OddAuthority {
     }
 }
 
+/// The answer of `/readyz`, written at every scrape of the admin address.
+pub struct ReadinessMetrics {
+    /// 1 if `/readyz` answers 200.
+    pub ready: Gauge,
+    /// 1 if only a part of the calls is served, since the cluster has no quorum.
+    pub degraded: Gauge,
+}
+
+impl ReadinessMetrics {
+    fn registered(registry: &mut Registry) -> Self {
+        let ready = registered(registry, "ready", "1 if calls are served: the answer of /readyz");
+        let help = "1 if only local reads are served, since the cluster has no quorum";
+        Self { ready, degraded: registered(registry, "degraded", help) }
+    }
+}
+
 /// Registers a gauge of 1 with the program's version and platform.
 fn register_build_info(registry: &mut Registry) {
     let info = Family::<[(&str, &str); 3], Gauge>::default();
@@ -454,7 +494,8 @@ mod tests {
         let begin = begin.strip_suffix("# EOF\n").expect("an end");
         let end = text.strip_prefix(begin).expect("the registry comes first");
         let process = end.strip_suffix(&format!("{further}# EOF\n")).expect("the families come last");
-        assert!(!process.contains("keyward_"), "{process}");
+        let mut own = process.lines().filter(|line| line.starts_with("keyward_"));
+        assert!(own.all(|line| ["keyward_ready 0", "keyward_degraded 0"].contains(&line)), "{process}");
     }
 
     /// The conversion to the old text leaves help texts as they are.

@@ -49,6 +49,8 @@ impl UnreadMetrics {
         registry.register("unread_answers_asked_again", help, figures.asked_again.clone());
         let help = "Answers given up since their client did not read them, by reason";
         registry.register("unread_answers_given_up", help, figures.given_up.clone());
+        // From 0 on: the first answer given up is an increase.
+        drop([GiveUpReason::ForTime, GiveUpReason::ForRoom].map(|why| figures.given_up(why)));
         figures
     }
 

@@ -17,6 +17,7 @@ pub(crate) mod page;
 pub(crate) mod pki;
 pub(crate) mod ports;
 pub(crate) mod process;
+pub(crate) mod prometheus;
 pub(crate) mod relay;
 pub(crate) mod setup;
 pub(crate) mod wait;

@@ -100,6 +100,8 @@ mod model;
 #[cfg(test)]
 mod model_replay;
 #[cfg(test)]
+mod monitoring;
+#[cfg(test)]
 mod muted;
 #[cfg(test)]
 mod namespaces;

@@ -62,6 +62,44 @@ fn calls_are_counted_by_the_name_of_their_code() {
     });
 }
 
+#[test]
+fn calls_bytes_and_refusals_are_told_by_listener_and_reason() {
+    real(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let address = admin_address(&keyward).await;
+        let nobody = keyward.client().await;
+        let refused = nobody.call(RANGE, range("k")).await;
+        assert_eq!(refused.end.code(), Some(Code::InvalidArgument));
+        let (_, before) = scrape(address, "").await;
+        for line in [
+            "keyward_calls_refused_total{reason=\"no_identity\"} 1",
+            "keyward_calls_refused_total{reason=\"policy\"} 0",
+            "keyward_listener_calls_total{listener=\"clients\",code=\"InvalidArgument\"} 1",
+            "keyward_listener_call_duration_seconds_count{listener=\"clients\"} 1",
+            "keyward_configured_limit{limit=\"limits.connections\"} 10000",
+            "keyward_member_alarm{member=\"1\",alarm=\"nospace\"} 0",
+            "keyward_member_learner{member=\"1\"} 0",
+            "keyward_degraded 0",
+        ] {
+            assert!(before.lines().any(|found| found == line), "{line}: {before}");
+        }
+        let client = keyward.logged_in("alice").await;
+        let (sent, received) = ("keyward_listener_sent_bytes_total", "keyward_listener_received_bytes_total");
+        let script = async { member.called(RANGE).await.reply(&ranged(1)).await };
+        let (answer, ()) = tokio::join!(client.call(RANGE, range("k")), script);
+        assert_eq!(answer.end.code(), Some(Code::Ok));
+        let (_, after) = scrape(address, "").await;
+        assert!(value(&after, sent) > value(&before, sent), "{after}");
+        // The login is no request of a member, and not counted.
+        assert!(value(&after, received) > 5.0, "{after}");
+        assert!(
+            !keyward.metrics.text().expect("text").contains("keyward_ready"),
+            "on the admin address only"
+        );
+    });
+}
+
 const OPEN_METRICS: &str = "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
 const PROMETHEUS_TEXT: &str = "content-type: text/plain; version=0.0.4; charset=utf-8\r\n";
 
