@@ -357,7 +357,7 @@ impl DoctorInputs<'_> {
                         Role::Voter => "it was added and never started; it counts for the quorum",
                         Role::Learner => {
                             "it was added as a learner and never started; it does not count for the quorum, \
-                             and etcd adds no other learner meanwhile"
+                             and by default etcd adds no other learner meanwhile"
                         }
                     };
                     findings.warning("member_unstarted", format!("member {id}"), what, fix);

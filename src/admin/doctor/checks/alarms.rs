@@ -15,9 +15,9 @@ impl DoctorInputs<'_> {
     pub(super) fn alarms(&self, findings: &mut DoctorFindings) {
         let members = &self.members.members;
         let raised = |alarm: &str| -> Option<String> {
-            let told: Vec<&str> = members.iter().flat_map(|member| self.alarm_texts(member)).collect();
-            let raised = told.iter().filter(|text| text.contains(alarm));
-            let ids: Vec<Option<MemberId>> = raised.map(|text| member_of_alarm(text)).collect();
+            let told = members.iter().flat_map(|member| self.alarm_texts(member));
+            let raised = told.filter(|text| text.contains(alarm));
+            let ids: Vec<Option<MemberId>> = raised.map(member_of_alarm).collect();
             let known: BTreeSet<MemberId> = ids.iter().flatten().copied().collect();
             let name =
                 |id: &MemberId| self.members.get(*id).map_or_else(|| format!("member {id}"), |m| name_of(m));
