@@ -9,10 +9,13 @@ pub mod doctor;
 pub mod drain;
 mod http_server;
 mod member_figures;
+pub mod operator_actions;
 mod revocation_effect;
 pub mod socket;
 pub mod status;
-mod table;
+pub mod table;
+pub mod view;
+pub mod view_table;
 
 use std::io;
 use std::net::SocketAddr;
