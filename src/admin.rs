@@ -14,6 +14,7 @@ mod revocation_effect;
 pub mod socket;
 pub mod status;
 pub mod table;
+pub mod top_screen;
 pub mod view;
 pub mod view_table;
 

@@ -15,6 +15,8 @@ mod generated_files;
 mod policy_file_commands;
 #[path = "main/stored_policy_commands.rs"]
 mod stored_policy_commands;
+#[path = "main/top_command.rs"]
+mod top_command;
 #[path = "main/view_commands.rs"]
 mod view_commands;
 
@@ -109,6 +111,11 @@ enum Command {
     },
     /// Shows what is going on in one replica: who is connected and does what, now.
     Show(view_commands::ShowArguments),
+    /// Shows live in the terminal who does what; the last line names the keys.
+    Top {
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
     /// Ends one client connection as a drain does: GOAWAY, streams end with Unavailable, calls under way have
     /// ten seconds. The client may connect again.
     Kick {
@@ -321,6 +328,7 @@ fn main() -> ExitCode {
         Command::Unblock { user, at } => ask(at, &Ask::Unblock { user }),
         Command::Sessions { at } => ask(at, &Ask::Sessions {}),
         Command::Show(show) => show.run(),
+        Command::Top { at } => top_command::run(at),
         Command::Kick { client, at } => ask(at, &Ask::Kick { client }),
         Command::Pause { member, at } => ask(at, &Ask::Pause { member }),
         Command::Resume { member, at } => ask(at, &Ask::Resume { member }),

@@ -214,6 +214,7 @@ fn commands_need_a_process_behind_the_socket() {
         (&["show", "clients", "--filter", "user", "--socket", absent], 64),
         (&["show", "clients", "--over", "soon", "--socket", absent], 64),
         (&["kick", "7", "--socket", absent], 69),
+        (&["top", "--socket", absent], 64),
         (&["kick", "alice", "--socket", absent], 64),
         (&["pause", "--socket", absent], 64),
         (&["pause", "m1", "--socket", absent], 69),
@@ -683,6 +684,33 @@ fn pseudo_terminal() -> (fs::File, fs::File) {
     let name = ptsname(&ours, Vec::new()).expect("it has a name").into_string().expect("UTF-8");
     let theirs = fs::OpenOptions::new().read(true).write(true).open(name).expect("it opens");
     (fs::File::from(ours), theirs)
+}
+
+/// On a real terminal: the screen follows the replica and the keys, and the terminal is as before at the end.
+#[test]
+fn top_shows_a_replica_live_and_leaves_the_terminal_as_it_was() {
+    use std::io::Write as _;
+
+    use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+    let served = Served::start("", |_, _| {});
+    let (mut ours, theirs) = pseudo_terminal();
+    tcsetwinsize(&theirs, Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).expect("a size");
+    let modes = || tcgetattr(&theirs).expect("a terminal").local_modes;
+    let before = modes();
+    let mut command = keyward(&["top", "--socket"]);
+    command.arg(served.folder.path().join("admin.sock")).env("TERM", "xterm-256color");
+    command.stdin(theirs.try_clone().expect("a handle")).stdout(theirs.try_clone().expect("a handle"));
+    let mut child = command.stderr(Stdio::null()).spawn().expect("keyward starts");
+    // The alternate screen; then words, since blanks are not drawn.
+    shown(&mut ours, "\u{1b}[?1049h");
+    shown(&mut ours, "calls_per_second;");
+    assert!(!modes().contains(LocalModes::ICANON) && !modes().contains(LocalModes::ECHO));
+    write!(ours, "m").expect("typed");
+    shown(&mut ours, "ENDPOINT");
+    write!(ours, "q").expect("typed");
+    shown(&mut ours, "\u{1b}[?1049l");
+    assert_eq!(child.wait().expect("it is ours").code(), Some(0));
+    assert_eq!(modes(), before, "lines are edited and shown again");
 }
 
 #[test]

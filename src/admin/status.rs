@@ -271,6 +271,12 @@ fn unready_reason_of(member: &Member) -> Option<String> {
 }
 
 impl ReplicaStatus {
+    /// The replica's state in one line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        self.replica.line()
+    }
+
     /// The report as text for a terminal.
     #[must_use]
     pub fn text(&self, width: TableWidth) -> String {
