@@ -9,12 +9,16 @@ pub mod doctor;
 pub mod drain;
 mod http_server;
 mod member_figures;
+pub mod operator_actions;
 mod revocation_effect;
 pub mod socket;
 pub mod socket_client;
 pub mod status;
-mod table;
+pub mod table;
 pub mod take_over;
+pub mod top_screen;
+pub mod view;
+pub mod view_table;
 
 use std::io;
 use std::net::SocketAddr;

@@ -293,8 +293,7 @@ pub fn build(
     reset.set_state_holders(&credentials, &logins, &register);
     follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
     let (audit, audit_guard) = start_audit(config, &metrics)?.unzip();
-    let (drain, draining) = watch::channel(None);
-    let (ready, readiness) = watch::channel(false);
+    let ((drain, draining), (ready, readiness)) = (watch::channel(None), watch::channel(false));
     let parts = ShardParts {
         usage: Arc::new(UsageRegister::new(&metrics.limits)),
         config: Arc::new(Published::new(Arc::clone(config))),
@@ -311,6 +310,7 @@ pub fn build(
         drain: draining,
         lock_waits: Arc::default(),
         defragmentations: Arc::default(),
+        questions: Arc::default(),
         audit,
     };
     let (rules, policy) = rules.start(&parts, tasks);
@@ -319,8 +319,8 @@ pub fn build(
     let figures = parts.metrics.connection_figures.clone();
     let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
     let (reload, reload_requests) = reload_requests();
-    let registers = (register, policy);
-    let admin = admin_commands(&parts, &pages, &connections, registers, reload, &shards_alive, &exit);
+    let admin =
+        admin_commands(&parts, &pages, &connections, (register, policy), reload, &shards_alive, &exit);
     Ok(Running {
         parts,
         upstream,

@@ -24,6 +24,6 @@ pub mod revision_watermark;
 mod served_streams;
 pub mod session;
 mod sniff;
-mod socket_progress;
+pub mod socket_progress;
 pub mod verified_jwts;
 pub mod watch_starts;

@@ -14,11 +14,14 @@ pub mod blocking_calls;
 pub mod call;
 pub mod call_audit;
 pub mod caller;
+pub mod client_figures;
+pub mod client_register;
 pub mod connection_origin;
 pub mod defragment;
 pub mod exchange;
 pub mod forward;
 pub mod health;
+pub mod hot_prefixes;
 pub mod inflating;
 pub mod leadership;
 pub mod login;
@@ -38,6 +41,10 @@ mod request_body;
 mod required_identity;
 pub mod retries;
 pub mod rewritten_answer;
+pub mod shard_answers;
+pub mod shard_questions;
+pub mod shard_rows;
+pub mod slow_calls;
 pub mod streams;
 pub mod unary_request;
 pub mod unread_answers;
@@ -68,8 +75,11 @@ use crate::gateway::access_log::{AccessLog, RecordSinks};
 use crate::gateway::active_streams::ActiveStreams;
 use crate::gateway::call::CallSnapshot;
 use crate::gateway::caller::{Caller, CallerIdentification, ConnectionCallers, Identities};
+use crate::gateway::client_register::ClientRegister;
+use crate::gateway::hot_prefixes::HotPrefixes;
 use crate::gateway::login::service::LoginService;
 use crate::gateway::retries::RetryBudget;
+use crate::gateway::slow_calls::SlowCalls;
 use crate::gateway::unread_answers::{ConnectionUnread, UnreadAnswers};
 use crate::identity::named_member::NamedMember;
 use crate::identity::{ClusterId, MemberId, Peer};
@@ -144,6 +154,8 @@ pub struct Gateway {
     /// This shard's active streams and waiting calls, authorized again whenever users, rules or sessions
     /// change.
     pub active_streams: Rc<ActiveStreams>,
+    /// This shard's client connections.
+    pub clients: Rc<ClientRegister>,
     /// Notified when a connection is dismissed ([`ClientConnection::dismiss`]).
     pub dismissed: Notify,
     /// Memory budget of this shard's watch streams.
@@ -256,6 +268,19 @@ impl ClientConnection {
         }
     }
 
+    /// Asks the connection to end, and ends its streams and waiting calls, as a drain does. Returns the
+    /// number of ended streams.
+    pub fn kick(&self, gateway: &Gateway) -> u64 {
+        self.activity.kick();
+        gateway.active_streams.end_of_client(self, &Refusal::SHUTTING_DOWN)
+    }
+
+    /// The connection's activity.
+    #[must_use]
+    pub fn activity(&self) -> &ConnectionActivity {
+        &self.activity
+    }
+
     /// True after [`ClientConnection::dismiss`].
     #[must_use]
     pub fn is_dismissed(&self) -> bool {
@@ -331,7 +356,14 @@ impl Gateway {
             samples: SampleCounter::default(),
         };
         let audit_limiter = RecordLimiter::new(metrics.log_records_left_out.clone());
-        let records = RecordSinks { metrics: Arc::clone(&metrics), log, audit, audit_limiter };
+        let records = RecordSinks {
+            metrics: Arc::clone(&metrics),
+            log,
+            slow_calls: SlowCalls::default(),
+            hot_prefixes: HotPrefixes::default(),
+            audit,
+            audit_limiter,
+        };
         let unread = UnreadAnswers::new(begun.limits.unread.buffer / shards, metrics.unread.clone());
         let snapshot = CallSnapshot {
             config: Arc::clone(&begun),
@@ -355,6 +387,7 @@ impl Gateway {
             hedge_after: begun.cluster.hedge_after,
             member_queues: MemberQueues::new(begun.limits.member_in_flight / shards),
             active_streams: Rc::default(),
+            clients: Rc::default(),
             dismissed: Notify::new(),
             watch_budget,
             callers: CallerIdentification::new(Arc::clone(&sealer), identities),

@@ -9,3 +9,4 @@ pub mod observe;
 pub mod observed_leaders;
 pub mod pending_renewals;
 pub mod renewal_permission;
+pub mod renewed_leases;

@@ -21,6 +21,10 @@ mod init_command;
 mod policy_file_commands;
 #[path = "main/stored_policy_commands.rs"]
 mod stored_policy_commands;
+#[path = "main/top_command.rs"]
+mod top_command;
+#[path = "main/view_commands.rs"]
+mod view_commands;
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -35,6 +39,7 @@ use keyward::admin::drain::{Phase, Progress};
 use keyward::admin::socket::{AdminAnswer, AdminCommand as Ask};
 use keyward::admin::socket_client;
 use keyward::admin::status::ReplicaState;
+use keyward::admin::table::TableWidth;
 use keyward::app::{self, audit_files};
 use keyward::audit::head_signature;
 use keyward::audit::record::Timestamp;
@@ -130,11 +135,40 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
+    /// Shows what is going on in one replica: who is connected and does what, now.
+    Show(view_commands::ShowArguments),
+    /// Shows live in the terminal who does what; the last line names the keys.
+    Top {
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
+    /// Ends one client connection as a drain does: GOAWAY, streams end with Unavailable, calls under way have
+    /// ten seconds. The client may connect again.
+    Kick {
+        /// The number of the connection, as in `keyward show clients`.
+        client: u64,
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
+    /// Takes one member out of service on one replica: no new calls, and streams move to other members.
+    Pause {
+        /// The member's name or id.
+        member: String,
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
+    /// Returns a paused member to service.
+    Resume {
+        /// The member's name or id.
+        member: String,
+        #[command(flatten)]
+        at: AdminSocketArgs,
+    },
     /// Reports the status of one replica and of the members. Exit code 0 if serving, 1 if not, 69 if no
     /// process answers.
     Status {
         #[command(flatten)]
-        as_what: OutputArgs,
+        as_what: TableArgs,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
@@ -275,6 +309,24 @@ enum OutputForm {
     Json,
 }
 
+/// Output format of a table.
+#[derive(Args)]
+struct TableArgs {
+    /// Output format.
+    #[arg(short = 'o', long = "output", value_enum, default_value_t = TableForm::Table)]
+    output: TableForm,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TableForm {
+    /// The columns needed most, at most 100 characters wide.
+    Table,
+    /// One line of JSON, for programs.
+    Json,
+    /// All columns, however wide.
+    Wide,
+}
+
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -295,6 +347,11 @@ fn main() -> ExitCode {
         Command::Block { user, at } => ask(at, &Ask::Block { user }),
         Command::Unblock { user, at } => ask(at, &Ask::Unblock { user }),
         Command::Sessions { at } => ask(at, &Ask::Sessions {}),
+        Command::Show(show) => show.run(),
+        Command::Top { at } => top_command::run(at),
+        Command::Kick { client, at } => ask(at, &Ask::Kick { client }),
+        Command::Pause { member, at } => ask(at, &Ask::Pause { member }),
+        Command::Resume { member, at } => ask(at, &Ask::Resume { member }),
         Command::Status { as_what, at } => status(at, as_what.output),
         Command::Doctor { as_what, at } => doctor(at, as_what.output),
         Command::Policy { command: PolicyArguments::File(command) } => command.run(),
@@ -391,14 +448,19 @@ fn ask(at: AdminSocketArgs, question: &Ask) -> ExitCode {
     }
 }
 
-fn status(at: AdminSocketArgs, form: OutputForm) -> ExitCode {
+fn status(at: AdminSocketArgs, form: TableForm) -> ExitCode {
     match send_command_or_exit(at, &Ask::Status {}) {
         Ok(AdminAnswer::Status(status)) => {
             let code = match status.replica.state {
                 ReplicaState::Serving | ReplicaState::Degraded => ExitCode::SUCCESS,
                 ReplicaState::NotReady | ReplicaState::Draining => ExitCode::FAILURE,
             };
-            finish(print(&*status, form), code)
+            let printed = match form {
+                TableForm::Table => write!(io::stdout(), "{}", status.text(TableWidth::Fit)),
+                TableForm::Wide => write!(io::stdout(), "{}", status.text(TableWidth::Wide)),
+                TableForm::Json => print_json(&*status),
+            };
+            finish(printed, code)
         }
         Ok(_) => unexpected_answer(),
         Err(code) => code,
@@ -451,8 +513,12 @@ fn drain(at: AdminSocketArgs) -> ExitCode {
 fn print<T: Display + Serialize>(what: &T, form: OutputForm) -> io::Result<()> {
     match form {
         OutputForm::Table => write!(io::stdout(), "{what}"),
-        OutputForm::Json => writeln!(io::stdout(), "{}", serde_json::to_string(what)?),
+        OutputForm::Json => print_json(what),
     }
+}
+
+fn print_json<T: Serialize>(what: &T) -> io::Result<()> {
+    writeln!(io::stdout(), "{}", serde_json::to_string(what)?)
 }
 
 /// Reports an answer of an unexpected kind: the running Keyward may have a different version.

@@ -11,5 +11,6 @@ pub mod limited_watches;
 pub mod planted_fault;
 pub mod request_gate;
 pub mod session_driver;
+pub mod shared_session;
 pub mod upstream_stream;
 mod watch_messages;

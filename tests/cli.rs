@@ -212,6 +212,17 @@ fn commands_need_a_process_behind_the_socket() {
         (&["log-level", "debug", "--socket", absent], 69),
         (&["log-level", "--socket", absent], 64),
         (&["status", "-o", "xml", "--socket", absent], 64),
+        (&["show", "clients", "--socket", absent], 69),
+        (&["show", "--socket", absent], 64),
+        (&["show", "everything", "--socket", absent], 64),
+        (&["show", "clients", "--filter", "user", "--socket", absent], 64),
+        (&["show", "clients", "--over", "soon", "--socket", absent], 64),
+        (&["kick", "7", "--socket", absent], 69),
+        (&["top", "--socket", absent], 64),
+        (&["kick", "alice", "--socket", absent], 64),
+        (&["pause", "--socket", absent], 64),
+        (&["pause", "m1", "--socket", absent], 69),
+        (&["resume", "m1", "--socket", absent], 69),
         (&["doctor", "--socket", absent], 69),
         (&["drain", "--socket", absent], 69),
     ] {
@@ -511,6 +522,38 @@ fn reload_prints_what_has_changed_or_every_fault() {
     assert!(code == 0 && stdout.ends_with("before: debug\n"), "{code}: {stdout}");
 }
 
+/// Every topic, also without any member and any client, in every form.
+#[test]
+fn every_topic_is_shown_as_a_table_and_as_json() {
+    let served = Served::start("drain.timeout = '7s'\n", |_, _| {});
+    for (topic, _) in keyward::admin::view::ViewTopic::ALL {
+        let (code, stdout, stderr) = served.ask(&["show", topic, "-o", "json"]);
+        let view: serde_json::Value = serde_json::from_str(&stdout).expect("JSON");
+        assert_eq!((code, stderr.as_str(), stdout.lines().count()), (0, "", 1), "{topic}");
+        assert_eq!((&view["topic"], &view["schema_version"]), (&topic.into(), &1.into()), "{view}");
+        assert!(view["taken_at"].as_str().is_some_and(|at| at.ends_with('Z')), "{view}");
+        for form in ["table", "wide"] {
+            let (code, stdout, stderr) = served.ask(&["show", topic, "-o", form]);
+            assert!(code == 0 && stderr.is_empty() && stdout.starts_with("+-"), "{topic}: {stdout}{stderr}");
+            let fits = stdout.lines().all(|line| line.chars().count() <= 100);
+            assert!(fits || form == "wide", "{stdout}");
+        }
+    }
+    let shown = |arguments: &[&str]| served.ask(&[&["show"], arguments].concat());
+    let (_, config, _) = shown(&["config", "--filter", "key=drain.timeout"]);
+    assert!(config.contains("| drain.timeout | 7s"), "{config}");
+    let (_, replica, _) = shown(&["replicas", "-o", "json"]);
+    assert!(replica.contains(&format!("\"pid\":{}", served.child.id())), "{replica}");
+    for unknown in [&["clients", "--sort", "cals"][..], &["clients", "--filter", "cals=1"]] {
+        let (code, stdout, stderr) = shown(unknown);
+        assert!(code == 64 && stdout.is_empty() && stderr.contains("calls, "), "{stderr}");
+    }
+    let (code, _, stderr) = served.ask(&["kick", "7"]);
+    assert!(code == 1 && stderr.contains("no client 7"), "{stderr}");
+    let (code, _, stderr) = served.ask(&["pause", "m1"]);
+    assert!(code == 1 && stderr.contains("no member"), "{stderr}");
+}
+
 #[test]
 fn the_log_level_changes_until_the_next_reload() {
     let mut served = Served::start("audit.file = 'audit.log'\n", |_, _| {});
@@ -637,17 +680,49 @@ fn shown(terminal: &mut fs::File, end: &str) -> String {
     String::from_utf8(shown).expect("UTF-8")
 }
 
+/// A pseudo terminal: our end, and theirs.
+fn pseudo_terminal() -> (fs::File, fs::File) {
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+    grantpt(&ours).and_then(|()| unlockpt(&ours)).expect("it is ours");
+    let name = ptsname(&ours, Vec::new()).expect("it has a name").into_string().expect("UTF-8");
+    let theirs = fs::OpenOptions::new().read(true).write(true).open(name).expect("it opens");
+    (fs::File::from(ours), theirs)
+}
+
+/// On a real terminal: the screen follows the replica and the keys, and the terminal is as before at the end.
+#[test]
+fn top_shows_a_replica_live_and_leaves_the_terminal_as_it_was() {
+    use std::io::Write as _;
+
+    use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+    let served = Served::start("", |_, _| {});
+    let (mut ours, theirs) = pseudo_terminal();
+    tcsetwinsize(&theirs, Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).expect("a size");
+    let modes = || tcgetattr(&theirs).expect("a terminal").local_modes;
+    let before = modes();
+    let mut command = keyward(&["top", "--socket"]);
+    command.arg(served.folder.path().join("admin.sock")).env("TERM", "xterm-256color");
+    command.stdin(theirs.try_clone().expect("a handle")).stdout(theirs.try_clone().expect("a handle"));
+    let mut child = command.stderr(Stdio::null()).spawn().expect("keyward starts");
+    // The alternate screen; then words, since blanks are not drawn.
+    shown(&mut ours, "\u{1b}[?1049h");
+    shown(&mut ours, "calls_per_second;");
+    assert!(!modes().contains(LocalModes::ICANON) && !modes().contains(LocalModes::ECHO));
+    write!(ours, "m").expect("typed");
+    shown(&mut ours, "ENDPOINT");
+    write!(ours, "q").expect("typed");
+    shown(&mut ours, "\u{1b}[?1049l");
+    assert_eq!(child.wait().expect("it is ours").code(), Some(0));
+    assert_eq!(modes(), before, "lines are edited and shown again");
+}
+
 #[test]
 fn a_terminal_does_not_show_the_password() {
     use std::io::Write as _;
 
-    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     for (again, expected) in [(SECRET, 0), ("another", 1)] {
-        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
-        grantpt(&ours).and_then(|()| unlockpt(&ours)).expect("it is ours");
-        let name = ptsname(&ours, Vec::new()).expect("it has a name").into_string().expect("UTF-8");
-        let theirs = fs::OpenOptions::new().read(true).write(true).open(name).expect("it opens");
-        let mut ours = fs::File::from(ours);
+        let (mut ours, theirs) = pseudo_terminal();
         let mut command = keyward(&["hash-password"]);
         command.stdin(theirs.try_clone().expect("a handle")).stdout(Stdio::piped());
         let child = command.stderr(theirs).spawn().expect("keyward starts");

@@ -4,7 +4,8 @@
 //! persistence of a change.
 //! Invariants: only the socket's owner and root may give commands, also in the moment between bind and chmod;
 //! a client costs bounded time and memory; a line without its newline is never executed, in whole or in part;
-//! names given in a command may appear in an answer, tokens and passwords never.
+//! names given in a command may appear in an answer, and keys and users in a view; tokens and passwords
+//! never.
 //!
 //! A command is one line of JSON, and so is its answer: `{"revoke":{"user":"alice"}}`, `{"done":"…"}`.
 
@@ -28,8 +29,10 @@ use tokio::time::timeout;
 use super::AdminState;
 use super::doctor::{Doctor, DoctorReport};
 use super::drain::{Progress, Stage};
+use super::operator_actions::OperatorActions;
 use super::revocation_effect::RevocationEffect;
 use super::status::ReplicaStatus;
+use super::view::{View, ViewTopic, Viewer};
 use crate::audit::log::AuditLog;
 use crate::audit::record::{AdminAuditRecord, Timestamp};
 use crate::config::audit_settings::AuditEvent;
@@ -96,6 +99,26 @@ pub enum AdminCommand {
         /// A [`LogFilter`].
         filter: String,
     },
+    /// Report what is going on.
+    Show {
+        /// The topic.
+        topic: ViewTopic,
+    },
+    /// End a client connection.
+    Kick {
+        /// The connection's number, as in the view of clients.
+        client: u64,
+    },
+    /// Take a member out of service.
+    Pause {
+        /// The member's name or id.
+        member: String,
+    },
+    /// Return a paused member to service.
+    Resume {
+        /// The member's name or id.
+        member: String,
+    },
     /// Send copies of the listening sockets, for a process that takes over.
     HandOver {},
     /// Stop accepting at the sockets handed over before on the same connection, then drain and exit.
@@ -126,6 +149,8 @@ pub enum AdminAnswer {
     Doctor(DoctorReport),
     /// Answer to [`AdminCommand::Policy`].
     Policy(PolicyAnswer),
+    /// Answer to [`AdminCommand::Show`].
+    View(View),
     /// The drain has begun.
     Draining(Progress),
     /// The names of the listening sockets, which are sent with the answer.
@@ -166,6 +191,10 @@ pub struct AdminCommandService {
     pub state: Arc<AdminState>,
     /// Runs the examination of `keyward doctor`.
     pub doctor: Doctor,
+    /// Reads views.
+    pub viewer: Viewer,
+    /// Ends connections, pauses members.
+    pub actions: OperatorActions,
     /// Asks the reload task.
     pub reload: ReloadRequests,
     /// The audit log, if on.
@@ -334,6 +363,10 @@ impl AdminCommandService {
             self.record(&command, None, result_of(&answer), uid);
             return answer;
         }
+        if let Some(answer) = self.act(&command, uid).await {
+            self.record(&command, None, result_of(&answer), uid);
+            return answer;
+        }
         let change = match change(&command) {
             Ok(Some(change)) => change,
             Ok(None) => return self.answer_read_only(&command).await,
@@ -342,6 +375,17 @@ impl AdminCommandService {
         let answer = self.change(change).await;
         self.record(&command, None, result_of(&answer), uid);
         answer
+    }
+
+    /// Executes a command about one client or one member; `None` for another command.
+    async fn act(&self, command: &AdminCommand, uid: Option<u32>) -> Option<AdminAnswer> {
+        let result = match command {
+            AdminCommand::Kick { client } => self.actions.kick(*client, uid).await,
+            AdminCommand::Pause { member } => self.actions.pause(member, uid),
+            AdminCommand::Resume { member } => self.actions.resume(member, uid),
+            _ => return None,
+        };
+        Some(result.map_or_else(AdminAnswer::Failed, AdminAnswer::Done))
     }
 
     /// Records a command that changes something in the audit log; `stored` is the generation stored by a
@@ -355,6 +399,9 @@ impl AdminCommandService {
             AdminCommand::Unblock { user } => ("unblock", Some(user.clone()), None),
             AdminCommand::Reload {} => ("reload", None, None),
             AdminCommand::LogLevel { filter } => ("log_level", Some(filter.clone()), None),
+            AdminCommand::Kick { client } => ("kick", Some(client.to_string()), None),
+            AdminCommand::Pause { member } => ("pause", Some(member.clone()), None),
+            AdminCommand::Resume { member } => ("resume", Some(member.clone()), None),
             AdminCommand::Drain {} => ("drain", None, None),
             AdminCommand::Release {} => ("hand_over", None, None),
             AdminCommand::Policy(command) => match command.audited() {
@@ -364,6 +411,7 @@ impl AdminCommandService {
             AdminCommand::Sessions {}
             | AdminCommand::Status {}
             | AdminCommand::Doctor {}
+            | AdminCommand::Show { .. }
             | AdminCommand::HandOver {} => return,
         };
         let target = stored.map(|generation| generation.to_string()).or(target);
@@ -429,6 +477,10 @@ impl AdminCommandService {
         match command {
             AdminCommand::Status {} => AdminAnswer::Status(Box::new(self.state.status())),
             AdminCommand::Doctor {} => AdminAnswer::Doctor(self.doctor.examine().await),
+            AdminCommand::Show { topic } => match self.viewer.view(*topic).await {
+                Ok(view) => AdminAnswer::View(view),
+                Err(silent) => AdminAnswer::Failed(silent.to_string()),
+            },
             _ => AdminAnswer::Sessions(self.listing()),
         }
     }
@@ -516,6 +568,10 @@ fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSes
         | AdminCommand::Policy(_)
         | AdminCommand::Reload {}
         | AdminCommand::LogLevel { .. }
+        | AdminCommand::Show { .. }
+        | AdminCommand::Kick { .. }
+        | AdminCommand::Pause { .. }
+        | AdminCommand::Resume { .. }
         | AdminCommand::HandOver {}
         | AdminCommand::Release {}
         | AdminCommand::Drain {} => {
@@ -568,6 +624,10 @@ mod tests {
             (AdminCommand::Drain {}, r#"{"drain":{}}"#),
             (AdminCommand::Reload {}, r#"{"reload":{}}"#),
             (AdminCommand::LogLevel { filter: "info".into() }, r#"{"log_level":{"filter":"info"}}"#),
+            (AdminCommand::Show { topic: ViewTopic::Clients }, r#"{"show":{"topic":"clients"}}"#),
+            (AdminCommand::Kick { client: 7 }, r#"{"kick":{"client":7}}"#),
+            (AdminCommand::Pause { member: "m1".into() }, r#"{"pause":{"member":"m1"}}"#),
+            (AdminCommand::Resume { member: "m1".into() }, r#"{"resume":{"member":"m1"}}"#),
         ] {
             assert_eq!(serde_json::to_string(&command).unwrap(), text);
             assert_eq!(serde_json::from_str::<AdminCommand>(text).unwrap(), command);

@@ -4,12 +4,11 @@
 //! value. Invariants: an unknown value is null in JSON and an empty cell in the table, never zero; ids are
 //! hexadecimal, as in etcdctl.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::table::{TerminalTable, plain, size};
+use super::table::TableColumn::{Number, Text};
+use super::table::{TableColumn, TableWidth, TerminalTable, plain, size};
 use crate::members::membership::{
     AbsentMember, AuthSetting, Fitness, Member, Membership, Role, UnansweredAddress, UnreadyReason,
 };
@@ -257,6 +256,9 @@ impl UnansweredRow {
 
 fn unready_reason_of(member: &Member) -> Option<String> {
     match member.fitness(Instant::now()) {
+        Fitness::InMaintenance if member.maintenance.is_paused() => {
+            Some("is paused by an operator (keyward resume)".into())
+        }
         Fitness::InMaintenance => Some("is spared: it is being defragmented".into()),
         // With auth on, a learner does not disclose its cluster id.
         Fitness::Unready(UnreadyReason::UnverifiedCluster) if member.role == Role::Learner => {
@@ -268,48 +270,72 @@ fn unready_reason_of(member: &Member) -> Option<String> {
     }
 }
 
-impl fmt::Display for ReplicaStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl ReplicaStatus {
+    /// The replica's state in one line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        self.replica.line()
+    }
+
+    /// The report as text for a terminal.
+    #[must_use]
+    pub fn text(&self, width: TableWidth) -> String {
         let Self { replica, cluster, members, absent, foreign, unanswered } = self;
-        let state = match replica.state {
-            ReplicaState::Serving => "serving",
-            ReplicaState::Degraded => "degraded",
-            ReplicaState::NotReady => "not ready",
-            ReplicaState::Draining => "draining",
-        };
-        let why = replica.why.as_ref().filter(|why| *why != state);
-        writeln!(
-            f,
-            "keyward {}: {state}{}; {} connections, {} calls, {} streams, {} sessions seen",
-            replica.version,
-            why.map(|why| format!(" ({why})")).unwrap_or_default(),
-            replica.connections,
-            replica.calls,
-            replica.streams,
-            replica.sessions
-        )?;
-        let unknown = || "unknown".to_owned();
-        writeln!(
-            f,
-            "cluster {}: auth {}, leader {}, raft term {}",
-            cluster.id.clone().unwrap_or_else(unknown),
-            cluster.auth.clone().unwrap_or_else(unknown),
-            cluster.leader.clone().unwrap_or_else(unknown),
-            cluster.raft_term.map_or_else(unknown, |term| term.to_string())
-        )?;
-        write!(f, "{}{}", etcds_view(members), our_view(members))?;
-        for absent in absent {
-            let name = if absent.name.is_empty() { "without a name" } else { &absent.name };
-            writeln!(f, "absent: {} ({}) {}", absent.id, plain(name), absent.why)?;
-        }
-        for foreign in foreign {
-            writeln!(f, "foreign: at {} cluster {} answers", foreign.endpoint, foreign.cluster)?;
-        }
-        for UnansweredRow { endpoint, at, why } in unanswered {
+        let mut lines = vec![replica.line(), cluster.line()];
+        let tables = [etcds_view(members, width), our_view(members, width)];
+        lines.extend(tables.map(|table| table.to_string().trim_end().to_owned()));
+        lines.extend(absent.iter().map(|AbsentRow { id, name, why }| {
+            let name = if name.is_empty() { "without a name" } else { name };
+            format!("absent: {id} ({}) {why}", plain(name))
+        }));
+        lines.extend(foreign.iter().map(|ForeignRow { endpoint, cluster }| {
+            format!("foreign: at {endpoint} cluster {cluster} answers")
+        }));
+        lines.extend(unanswered.iter().map(|UnansweredRow { endpoint, at, why }| {
             let at = at.as_ref().map(|at| format!(" ({at})")).unwrap_or_default();
-            writeln!(f, "unanswered: {}{at}: {}", plain(endpoint), plain(why))?;
+            format!("unanswered: {}{at}: {}", plain(endpoint), plain(why))
+        }));
+        lines.join("\n") + "\n"
+    }
+}
+
+impl ReplicaState {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::Degraded => "degraded",
+            Self::NotReady => "not ready",
+            Self::Draining => "draining",
         }
-        Ok(())
+    }
+}
+
+impl Replica {
+    fn line(&self) -> String {
+        let state = self.state.text();
+        let why = self.why.as_ref().filter(|why| *why != state);
+        format!(
+            "keyward {}: {state}{}; {} connections, {} calls, {} streams, {} sessions seen",
+            self.version,
+            why.map(|why| format!(" ({why})")).unwrap_or_default(),
+            self.connections,
+            self.calls,
+            self.streams,
+            self.sessions
+        )
+    }
+}
+
+impl ClusterStatus {
+    fn line(&self) -> String {
+        let unknown = || "unknown".to_owned();
+        format!(
+            "cluster {}: auth {}, leader {}, raft term {}",
+            self.id.clone().unwrap_or_else(unknown),
+            self.auth.clone().unwrap_or_else(unknown),
+            self.leader.clone().unwrap_or_else(unknown),
+            self.raft_term.map_or_else(unknown, |term| term.to_string())
+        )
     }
 }
 
@@ -317,73 +343,103 @@ fn cell_text<T: ToString>(value: Option<T>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
 }
 
-/// The table of `etcdctl endpoint status -w table`.
-fn etcds_view(members: &[MemberRow]) -> TerminalTable {
-    let head = [
-        "ENDPOINT",
-        "ID",
-        "VERSION",
-        "DB SIZE",
-        "IN USE",
-        "IS LEADER",
-        "IS LEARNER",
-        "RAFT TERM",
-        "RAFT INDEX",
-        "RAFT APPLIED INDEX",
-        "ERRORS",
-    ];
-    let mut table = TerminalTable::new(&head);
+fn millis(micros: u64) -> String {
+    format!("{}.{} ms", micros / 1000, micros % 1000 / 100)
+}
+
+/// The column and its cell of one row; the flag is true for a column of a wide table only.
+type MemberColumn = (TableColumn, bool, fn(&MemberRow) -> String);
+
+fn member_table(columns: &[MemberColumn], members: &[MemberRow], width: TableWidth) -> TerminalTable {
+    let shown = || columns.iter().filter(|(_, is_wide, _)| width == TableWidth::Wide || !is_wide);
+    let heads: Vec<TableColumn> = shown().map(|(head, ..)| *head).collect();
+    let mut table = TerminalTable::new(&heads, width);
     for row in members {
-        table.row([
-            row.endpoint.clone(),
-            row.id.clone(),
-            cell_text(row.version.as_ref()),
-            cell_text(row.db_size.map(size)),
-            cell_text(row.db_size_in_use.map(size)),
-            row.is_leader.to_string(),
-            row.is_learner.to_string(),
-            cell_text(row.raft_term),
-            cell_text(row.raft_index),
-            cell_text(row.raft_applied_index),
-            row.errors.join(", "),
-        ]);
+        table.row(shown().map(|(.., cell)| cell(row)));
     }
     table
 }
 
-/// The table of Keyward's own measurements.
-fn our_view(members: &[MemberRow]) -> TerminalTable {
-    let head = [
-        "ID",
-        "NAME",
-        "READY",
-        "EJECTED",
-        "IN FLIGHT",
-        "WATCH",
-        "KEEPALIVE",
-        "OTHER STREAMS",
-        "LATENCY",
-        "STATUS TOOK",
-        "RAFT LAG",
-        "WHY NOT",
+/// The table of `etcdctl endpoint status -w table`.
+fn etcds_view(members: &[MemberRow], width: TableWidth) -> TerminalTable {
+    const COLUMNS: [MemberColumn; 11] = [
+        (Text("ENDPOINT"), false, |row| row.endpoint.clone()),
+        (Text("ID"), false, |row| row.id.clone()),
+        (Text("VERSION"), false, |row| cell_text(row.version.as_ref())),
+        (Number("DB SIZE"), false, |row| cell_text(row.db_size.map(size))),
+        (Number("IN USE"), false, |row| cell_text(row.db_size_in_use.map(size))),
+        (Text("LEADER"), false, |row| row.is_leader.to_string()),
+        (Text("LEARNER"), true, |row| row.is_learner.to_string()),
+        (Number("RAFT TERM"), true, |row| cell_text(row.raft_term)),
+        (Number("RAFT INDEX"), true, |row| cell_text(row.raft_index)),
+        (Number("RAFT APPLIED INDEX"), true, |row| cell_text(row.raft_applied_index)),
+        (Text("ERRORS"), false, |row| row.errors.join(", ")),
     ];
-    let mut table = TerminalTable::new(&head);
-    let millis = |micros: u64| format!("{}.{} ms", micros / 1000, micros % 1000 / 100);
-    for row in members {
-        table.row([
-            row.id.clone(),
-            row.name.clone(),
-            row.ready.to_string(),
-            row.load.ejected.to_string(),
-            row.load.in_flight.to_string(),
-            row.load.streams.watch.to_string(),
-            row.load.streams.keepalive.to_string(),
-            row.load.streams.other.to_string(),
-            cell_text(row.load.latency_micros.map(millis)),
-            cell_text(row.status_micros.map(millis)),
-            cell_text(row.raft_lag),
-            cell_text(row.why.as_ref()),
-        ]);
+    member_table(&COLUMNS, members, width)
+}
+
+/// The table of Keyward's own measurements.
+fn our_view(members: &[MemberRow], width: TableWidth) -> TerminalTable {
+    const COLUMNS: [MemberColumn; 12] = [
+        (Text("ID"), true, |row| row.id.clone()),
+        (Text("NAME"), false, |row| row.name.clone()),
+        (Text("READY"), false, |row| row.ready.to_string()),
+        (Text("EJECTED"), true, |row| row.load.ejected.to_string()),
+        (Number("IN FLIGHT"), false, |row| row.load.in_flight.to_string()),
+        (Number("WATCH"), false, |row| row.load.streams.watch.to_string()),
+        (Number("KEEPALIVE"), false, |row| row.load.streams.keepalive.to_string()),
+        (Number("OTHER STREAMS"), true, |row| row.load.streams.other.to_string()),
+        (Number("LATENCY"), false, |row| cell_text(row.load.latency_micros.map(millis))),
+        (Number("STATUS TOOK"), true, |row| cell_text(row.status_micros.map(millis))),
+        (Number("RAFT LAG"), false, |row| cell_text(row.raft_lag)),
+        (Text("WHY NOT"), false, |row| cell_text(row.why.as_ref())),
+    ];
+    member_table(&COLUMNS, members, width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_fits_a_terminal_unless_a_wide_one_is_wanted() {
+        let member = |number: u64| MemberRow {
+            endpoint: format!("https://etcd-{number}.internal.example.com:2379"),
+            id: "fc1a52c693549432".into(),
+            name: format!("etcd-{number}.internal.example.com"),
+            version: Some("3.5.35".into()),
+            storage_version: None,
+            db_size: Some(8_123_456_789),
+            db_size_in_use: Some(7_123_456_789),
+            db_size_quota: None,
+            is_leader: number == 1,
+            is_learner: false,
+            raft_term: Some(1234),
+            raft_index: Some(123_456_789),
+            raft_applied_index: Some(123_456_789),
+            errors: vec!["memberID:18163123 alarm:NOSPACE".into()],
+            ready: false,
+            why: Some("a connection to it was lost a moment ago".into()),
+            raft_lag: Some(123_456),
+            status_micros: Some(123_456),
+            load: MemberLoadRow { latency_micros: Some(1_234_567), ..MemberLoadRow::default() },
+        };
+        let cluster = ClusterStatus { id: None, auth: None, leader: None, raft_term: None };
+        let replica = Replica {
+            version: "0.1.0".into(),
+            state: ReplicaState::Serving,
+            why: None,
+            connections: 12,
+            calls: 3,
+            streams: 41,
+            sessions: 12,
+        };
+        let members = (1..=3).map(member).collect();
+        let (absent, foreign, unanswered) = (Vec::new(), Vec::new(), Vec::new());
+        let status = ReplicaStatus { replica, cluster, members, absent, foreign, unanswered };
+        let widest = |text: String| text.lines().map(|line| line.chars().count()).max().unwrap();
+        assert!(widest(status.text(TableWidth::Fit)) <= 100, "{}", status.text(TableWidth::Fit));
+        let wide = status.text(TableWidth::Wide);
+        assert!(wide.contains("RAFT APPLIED INDEX") && wide.contains("STATUS TOOK"), "{wide}");
     }
-    table
 }

@@ -1,53 +1,84 @@
-//! Tables for a terminal, drawn like those of etcdctl.
+//! Tables for a terminal.
 //!
-//! Owns: lines and columns. Must not know: the content of a cell. Invariant: text from a member or a user
-//! cannot break a line or control the terminal.
+//! Owns: lines, columns and the width of a table. Must not know: the content of a cell. Invariants: text from
+//! a member or a user cannot break a line or control the terminal; a table of [`TableWidth::Fit`] has at most
+//! [`COLUMNS`] columns of characters.
 
 use std::fmt;
 
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+
+/// Width of a table that fits: a terminal window as most people leave it is wider by little, if at all.
+pub const COLUMNS: u16 = 100;
+
+/// The width of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableWidth {
+    /// The most needed columns, with long texts wrapped to fit into [`COLUMNS`].
+    Fit,
+    /// All columns, each as wide as its texts.
+    Wide,
+}
+
+/// The head of a column.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum TableColumn {
+    /// Texts, which begin at the left.
+    Text(&'static str),
+    /// Numbers, which end at the right.
+    Number(&'static str),
+}
+
 /// A header and rows; a row shorter than the header gets empty cells.
 pub(super) struct TerminalTable {
-    head: Vec<&'static str>,
-    rows: Vec<Vec<String>>,
+    columns: Vec<TableColumn>,
+    table: Table,
 }
 
 impl TerminalTable {
     /// A table without rows.
-    pub(super) fn new(head: &[&'static str]) -> Self {
-        Self { head: head.to_vec(), rows: Vec::new() }
+    pub(super) fn new(columns: &[TableColumn], width: TableWidth) -> Self {
+        let mut table = Table::new();
+        table.load_style(presets::ASCII_FULL_CONDENSED);
+        match width {
+            TableWidth::Fit => {
+                table.set_content_arrangement(ContentArrangement::Dynamic).set_width(COLUMNS);
+            }
+            TableWidth::Wide => {
+                table.set_content_arrangement(ContentArrangement::Disabled);
+            }
+        }
+        table.set_header(columns.iter().map(|column| column.name()));
+        Self { columns: columns.to_vec(), table }
     }
 
     /// Adds a row.
     pub(super) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().map(|cell| plain(&cell)).collect());
+        let mut cells = cells.into_iter();
+        let cells = self.columns.iter().map(|column| column.cell(&cells.next().unwrap_or_default()));
+        self.table.add_row(cells.collect::<Vec<_>>());
+    }
+}
+
+impl TableColumn {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Text(name) | Self::Number(name) => name,
+        }
+    }
+
+    fn cell(self, text: &str) -> Cell {
+        let align = match self {
+            Self::Text(_) => CellAlignment::Left,
+            Self::Number(_) => CellAlignment::Right,
+        };
+        Cell::new(plain(text)).set_alignment(align)
     }
 }
 
 impl fmt::Display for TerminalTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cell = |row: &[String], column: usize| row.get(column).cloned().unwrap_or_default();
-        let width = |column: usize| {
-            let longest = self.rows.iter().map(|row| cell(row, column).chars().count()).max().unwrap_or(0);
-            longest.max(self.head.get(column).map_or(0, |name| name.chars().count()))
-        };
-        let widths: Vec<usize> = (0..self.head.len()).map(width).collect();
-        let rule = |f: &mut fmt::Formatter<'_>| {
-            widths.iter().try_for_each(|width| write!(f, "+-{:-<width$}-", ""))?;
-            writeln!(f, "+")
-        };
-        rule(f)?;
-        for (name, width) in self.head.iter().zip(&widths) {
-            write!(f, "| {name:^width$} ")?;
-        }
-        writeln!(f, "|")?;
-        rule(f)?;
-        for row in &self.rows {
-            for (column, width) in widths.iter().enumerate() {
-                write!(f, "| {:>width$} ", cell(row, column))?;
-            }
-            writeln!(f, "|")?;
-        }
-        rule(f)
+        writeln!(f, "{}", self.table)
     }
 }
 
@@ -74,14 +105,32 @@ pub(super) fn size(bytes: u64) -> String {
 mod tests {
     use super::*;
 
+    const HEAD: [TableColumn; 2] = [TableColumn::Number("ID"), TableColumn::Text("NAME")];
+
     #[test]
     fn a_table_is_as_wide_as_what_is_in_it() {
-        let mut table = TerminalTable::new(&["ID", "NAME"]);
-        table.row(["1".to_owned(), "a\nb".to_owned()]);
+        let mut table = TerminalTable::new(&HEAD, TableWidth::Fit);
+        table.row(["1".to_owned(), "a\n\u{1b}[2Jb".to_owned()]);
         table.row(["22222".to_owned()]);
-        let expected = "+-------+------+\n|  ID   | NAME |\n+-------+------+\n|     1 | a\\nb |\n\
-            | 22222 |      |\n+-------+------+\n";
+        let expected = "\
+            +-------+---------------+\n\
+            | ID    | NAME          |\n\
+            +=======================+\n\
+            |     1 | a\\n\\u{1b}[2Jb |\n\
+            | 22222 |               |\n\
+            +-------+---------------+\n";
         assert_eq!(table.to_string(), expected);
+    }
+
+    #[test]
+    fn long_texts_are_wrapped_unless_a_wide_table_is_wanted() {
+        let width = |wanted| {
+            let mut table = TerminalTable::new(&HEAD, wanted);
+            table.row(["1".to_owned(), "word ".repeat(60)]);
+            table.to_string().lines().map(|line| line.chars().count()).max().unwrap()
+        };
+        assert!(width(TableWidth::Fit) <= usize::from(COLUMNS));
+        assert!(width(TableWidth::Wide) > 300);
     }
 
     #[test]

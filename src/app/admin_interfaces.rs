@@ -8,6 +8,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
@@ -16,7 +17,9 @@ use super::ServeError;
 use super::shard_service::ShardParts;
 use crate::admin::doctor::Doctor;
 use crate::admin::drain::Exit;
+use crate::admin::operator_actions::OperatorActions;
 use crate::admin::socket::{self, AdminCommandService};
+use crate::admin::view::Viewer;
 use crate::admin::{self, AdminState};
 use crate::config::reload_request::ReloadRequests;
 use crate::config::{AdminSocketSetting, Config, DEFAULT_ADMIN_SOCKET};
@@ -58,9 +61,31 @@ pub(super) fn admin_commands(
         credentials: Arc::clone(&parts.credentials),
     };
     let (sealer, audit) = (Arc::clone(&parts.sealer), parts.audit.clone());
-    let (state, sockets) = (Arc::new(state), Arc::default());
-    let hand_over = Semaphore::new(1);
-    AdminCommandService { register, policy, sealer, state, doctor, reload, audit, sockets, hand_over }
+    let state = Arc::new(state);
+    let viewer = Viewer {
+        state: Arc::clone(&state),
+        questions: Arc::clone(&parts.questions),
+        config: Arc::clone(&parts.config),
+        reload_state: Arc::clone(&doctor.reload_state),
+        usage: Arc::clone(&parts.usage),
+        connections: Arc::clone(connections),
+        sealer: Arc::clone(&sealer),
+        started: Instant::now(),
+    };
+    let actions = OperatorActions { questions: Arc::clone(&parts.questions), members: parts.members.clone() };
+    AdminCommandService {
+        register,
+        policy,
+        sealer,
+        state,
+        doctor,
+        viewer,
+        actions,
+        reload,
+        audit,
+        sockets: Arc::default(),
+        hand_over: Semaphore::new(1),
+    }
 }
 
 /// Opens the admin address for monitoring, and the admin socket for commands from this machine. Both are

@@ -34,11 +34,13 @@ use crate::downstream::connection_table::ConnectionPlace;
 use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::downstream::session::Sealer;
 use crate::gateway::caller::Identities;
+use crate::gateway::client_figures::ClientFigures;
 use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::gateway::login::service::LoginService;
+use crate::gateway::shard_questions::ShardQuestions;
 use crate::gateway::{
     ClientConnection, Gateway, active_streams, defragment, expiry_deadline, password_revalidation, pipeline,
-    unread_answers,
+    shard_answers, unread_answers,
 };
 use crate::io::ByteStream;
 use crate::lease::lock_wait_register::LockWaitRegister;
@@ -95,6 +97,8 @@ pub struct ShardParts {
     pub certificate_pool: Arc<CertificatePool>,
     /// The audit log, if on.
     pub audit: Option<Arc<AuditLog>>,
+    /// Questions of an operator.
+    pub questions: Arc<ShardQuestions>,
 }
 
 /// A shard of the data path.
@@ -112,6 +116,9 @@ pub struct ShardService {
     /// Tasks ending streams without a valid proof, and unread answers.
     expiry_tasks: [TaskHandle; 3],
     ends: Rc<ConnectionEndReport>,
+    /// Numbers the connections.
+    questions: Arc<ShardQuestions>,
+    answering: TaskHandle,
 }
 
 impl ShardService {
@@ -173,7 +180,10 @@ impl ShardService {
             tasks.spawn("unread answers", unread_answers::give_up_unread(Rc::clone(&gateway))),
         ];
         let ends = Rc::new(ConnectionEndReport::new(Arc::clone(&parts.metrics)));
+        let answers = shard_answers::answer_questions(Rc::clone(&gateway), parts.questions.join());
         Self {
+            questions: parts.questions,
+            answering: tasks.spawn("operator's questions", answers),
             gateway,
             listeners,
             metrics: parts.metrics,
@@ -236,9 +246,13 @@ impl ShardService {
         let (tls, drain, leaves) = (listener.tls.clone(), listener.drain.clone(), listener.drain.clone());
         let activity = Arc::clone(place.activity());
         let listener_figures = self.metrics.listeners.of(&config.name);
+        let id = self.questions.next_client();
+        let listing = gateway.clients.listing(id);
         let admit = move |introduced: IntroducedClient<'_>| {
             let remote = introduced.source.or(remote);
-            let origin = Rc::new(ConnectionOrigin::new(Arc::clone(&config.name), listener_figures, remote));
+            let figures = ClientFigures::new(id, introduced.progress);
+            let origin =
+                Rc::new(ConnectionOrigin::new(Arc::clone(&config.name), remote, listener_figures, figures));
             let ca = config.tls.as_ref().and_then(|tls| tls.clients.ca());
             let leaf = introduced.certificate;
             let shown = leaf.zip(ca).map(|(leaf, ca)| ClientCertificate::read(leaf, &ca.name)).transpose()?;
@@ -253,6 +267,7 @@ impl ShardService {
             let client = Rc::new(ClientConnection::new(
                 &gateway, origin, config, peer, member, until, leaves, activity,
             ));
+            gateway.clients.add(&client);
             let dismissed = (Rc::clone(&gateway), Rc::clone(&client));
             let dismiss = Box::new(move || dismissed.1.dismiss(&dismissed.0));
             let face = RestFace { gateway: Rc::clone(&gateway), client: Rc::clone(&client) };
@@ -268,7 +283,7 @@ impl ShardService {
         let (ends, tasks) = (Rc::clone(&self.ends), self.tasks.clone());
         let name = Arc::clone(&listener.config.name);
         let serve = async move {
-            let _keep = keep;
+            let (_keep, _listing) = (keep, listing);
             let end = client_connection::serve(stream, beginning, bounds, &tasks, drain, admit).await;
             ends.ended(end, &name, remote);
         };
@@ -282,7 +297,7 @@ impl ShardService {
         self.gateway.upstream.pool.retire_shared_connections().joined().await;
         // Only upstream streams and flushers are left, without a waiting client.
         self.gateway.upstream.pool.retire();
-        drop((self.gateway, self.evacuation_tasks, self.expiry_tasks));
+        drop((self.gateway, self.evacuation_tasks, self.expiry_tasks, self.answering));
         if tokio::time::timeout(LAST, self.tasks.joined()).await.is_err() {
             self.tasks.abort_all();
         }

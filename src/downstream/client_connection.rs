@@ -89,6 +89,8 @@ pub struct IntroducedClient<'a> {
     pub certificate: Option<&'a CertificateDer<'static>>,
     /// The host name sent in TLS (SNI).
     pub server_name: Option<String>,
+    /// The progress of the client's socket.
+    pub progress: Rc<SocketProgress>,
 }
 
 /// An admitted client.
@@ -186,7 +188,7 @@ where
     };
     let certificate = shown.as_ref().and_then(PeerCertificateChain::leaf);
     let AdmittedClient { answer, until, old_at, expires, dismiss } =
-        admit(IntroducedClient { source, certificate, server_name })?;
+        admit(IntroducedClient { source, certificate, server_name, progress: Rc::clone(&progress) })?;
     shown.iter_mut().for_each(|shown| shown.expires(expires));
     let streams = ServedStreams::new(bounds.streams, Arc::clone(place.activity()));
     let first_call = bounds.first_call.map(|time| (time, began));

@@ -1,8 +1,8 @@
 //! The activity of a client connection.
 //!
-//! Owns: the number of open streams, the time of the last stream's end, a flag for an admitted call, and the
-//! request to close in favour of a new connection. Must not know: the reason for an eviction, the meaning of
-//! a stream.
+//! Owns: the number of open streams, the time of the last stream's end, a flag for an admitted call, the
+//! request to close in favour of a new connection, and an operator's request to close. Must not know: the
+//! reason for an eviction, the meaning of a stream.
 //! Invariants: only the connection's shard counts streams; any thread may read the counts. Another thread may
 //! read a slightly old value, so the shard checks again before closing a connection.
 
@@ -21,6 +21,7 @@ pub struct ConnectionActivity {
     /// ended.
     idle_since: AtomicU64,
     has_called: AtomicBool,
+    is_kicked: AtomicBool,
     room_wanted: Notify,
 }
 
@@ -39,12 +40,37 @@ impl Default for ConnectionActivity {
             streams: AtomicUsize::default(),
             idle_since: AtomicU64::default(),
             has_called: AtomicBool::default(),
+            is_kicked: AtomicBool::default(),
             room_wanted: Notify::new(),
         }
     }
 }
 
 impl ConnectionActivity {
+    /// When the connection was accepted.
+    #[must_use]
+    pub fn opened(&self) -> Instant {
+        self.opened
+    }
+
+    /// The number of open streams: calls under way, and streams.
+    #[must_use]
+    pub fn open_streams(&self) -> usize {
+        self.streams.load(Ordering::Relaxed)
+    }
+
+    /// Asks the connection to close by an operator's request, also with open streams.
+    pub fn kick(&self) {
+        self.is_kicked.store(true, Ordering::Relaxed);
+        self.room_wanted.notify_one();
+    }
+
+    /// True once an operator has asked the connection to close.
+    #[must_use]
+    pub fn is_kicked(&self) -> bool {
+        self.is_kicked.load(Ordering::Relaxed)
+    }
+
     /// Counts a new stream.
     pub(super) fn begin_stream(&self) {
         self.streams.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +120,7 @@ impl ConnectionActivity {
         self.room_wanted.notify_one();
     }
 
-    /// Waits for the request to close. Cancel-safe.
+    /// Waits for a request to close. Cancel-safe.
     pub(super) async fn room_wanted(&self) {
         self.room_wanted.notified().await;
     }

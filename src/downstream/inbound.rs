@@ -151,7 +151,8 @@ impl AsyncRead for Inbound {
 impl AsyncWrite for Inbound {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.progress.note_write(polled.is_ready());
+        let sent = if let Poll::Ready(Ok(sent)) = &polled { *sent } else { 0 };
+        self.progress.note_write(polled.is_ready(), sent);
         polled
     }
 

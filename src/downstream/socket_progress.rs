@@ -1,7 +1,7 @@
 //! Signs of life of a client, from its socket.
 //!
-//! Owns: the number of bytes received, the time of the last sign of life, and the flag of a first HTTP/1
-//! request. Must not know: the meaning of the bytes.
+//! Owns: the number of bytes received and sent, the time of the last sign of life, and the flag of a first
+//! HTTP/1 request. Must not know: the meaning of the bytes.
 //! Invariants: received bytes are a sign of life. Sent bytes are not, since the kernel accepts bytes for a
 //! dead peer too; but a full socket that accepts bytes again has a reading peer.
 
@@ -14,8 +14,9 @@ pub(super) const PREFACE: usize = 24;
 
 /// The progress of one socket.
 #[derive(Debug)]
-pub(super) struct SocketProgress {
+pub struct SocketProgress {
     received: Cell<usize>,
+    sent: Cell<usize>,
     sign_of_life: Cell<Instant>,
     is_blocked: Cell<bool>,
     has_request: Cell<bool>,
@@ -25,6 +26,7 @@ impl Default for SocketProgress {
     fn default() -> Self {
         Self {
             received: Cell::default(),
+            sent: Cell::default(),
             sign_of_life: Cell::new(Instant::now()),
             is_blocked: Cell::default(),
             has_request: Cell::default(),
@@ -41,8 +43,9 @@ impl SocketProgress {
         }
     }
 
-    /// Records a write: `was_taken` is false if the socket was full.
-    pub(super) fn note_write(&self, was_taken: bool) {
+    /// Records a write of `sent` bytes: `was_taken` is false if the socket was full.
+    pub(super) fn note_write(&self, was_taken: bool, sent: usize) {
+        self.sent.set(self.sent.get().saturating_add(sent));
         if was_taken && self.is_blocked.get() {
             self.sign_of_life.set(Instant::now());
         }
@@ -59,9 +62,14 @@ impl SocketProgress {
         self.has_request.get()
     }
 
-    /// The number of bytes received.
-    pub(super) fn received(&self) -> usize {
+    /// The number of bytes received, after TLS.
+    pub fn received(&self) -> usize {
         self.received.get()
+    }
+
+    /// The number of bytes sent, before TLS.
+    pub fn sent(&self) -> usize {
+        self.sent.get()
     }
 
     /// Time of the last sign of life.

@@ -20,6 +20,8 @@ use crate::audit::record::{AuditedRanges, cut_name};
 use crate::downstream::session::SessionId;
 use crate::gateway::call_audit::{self, CallAudit, CallFacts};
 use crate::gateway::connection_origin::ConnectionOrigin;
+use crate::gateway::hot_prefixes::HotPrefixes;
+use crate::gateway::slow_calls::{SlowCall, SlowCalls, SlowParts};
 use crate::identity::{MemberId, UserName};
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::method::{Handler, Lane, Method, StreamingSides};
@@ -56,6 +58,10 @@ pub struct RecordSinks {
     pub metrics: Arc<Metrics>,
     /// The access log.
     pub log: AccessLog,
+    /// The slowest calls of the last minutes.
+    pub slow_calls: SlowCalls,
+    /// The key prefixes with the most calls.
+    pub hot_prefixes: HotPrefixes,
     /// The audit log, if on.
     pub audit: Option<Arc<AuditLog>>,
     /// Limits the audit records of callers without a proved identity.
@@ -203,6 +209,15 @@ impl AccessRecord {
         self.attempts.get()
     }
 
+    /// Notes that a member has answered at `now` an attempt begun at `sent`; `message` is the request.
+    pub fn note_answered(&self, message: &[u8], sent: Instant, now: Instant) {
+        self.sinks.hot_prefixes.note(self.method, message, now);
+        if SlowCalls::wants(self.method, now.saturating_duration_since(self.started)) {
+            let parts = SlowParts::new(self.method, message, self.started, sent, now);
+            self.sinks.slow_calls.note_answered((self.origin.figures.id, self.started), parts);
+        }
+    }
+
     /// Counts the call for its caller's limits, until the record ends.
     pub fn set_usage(&self, usage: CallUsage) {
         self.usage.get_or_init(|| usage);
@@ -234,7 +249,7 @@ impl AccessRecord {
     /// Counts bytes of framed messages sent to the client.
     pub fn count_sent(&mut self, bytes: usize) {
         self.sent += bytes as u64;
-        self.origin.figures.sent.inc_by(bytes as u64);
+        self.origin.listener_figures.sent.inc_by(bytes as u64);
         if let Some(usage) = self.usage() {
             usage.charge_reply(bytes);
         }
@@ -242,7 +257,7 @@ impl AccessRecord {
 
     /// Counts the bytes of the framed message of a unary request.
     pub fn count_received(&self, bytes: usize) {
-        self.origin.figures.received.inc_by(bytes as u64);
+        self.origin.listener_figures.received.inc_by(bytes as u64);
     }
 
     /// Counts the refusal of the call, and notes its end.
@@ -330,6 +345,7 @@ impl Drop for AccessRecord {
         let code = self.code.unwrap_or(Code::Canceled);
         let sinks = &*self.sinks;
         open(&sinks.metrics, self.method).dec();
+        self.origin.figures.end_call(code, || self.started + took);
         let row = usize::from(self.method.index);
         let is_unary = is_unary(self.method);
         sinks.metrics.call_ended(row, code as u8, || code.name(), is_unary.then_some(took));
@@ -338,7 +354,20 @@ impl Drop for AccessRecord {
         }
         // Lock and Campaign wait for other clients: their duration is no measure of the listener's speed.
         let is_measured = is_unary && self.method.handler != Handler::Lock;
-        self.origin.figures.call_ended(code as u8, || code.name(), is_measured.then_some(took));
+        self.origin.listener_figures.call_ended(code as u8, || code.name(), is_measured.then_some(took));
+        if SlowCalls::wants(self.method, took) {
+            sinks.slow_calls.note(SlowCall {
+                method: self.method,
+                client: self.origin.figures.id,
+                user: self.user.get_mut().clone(),
+                member: self.member.get(),
+                attempts: self.attempts.get(),
+                code,
+                took,
+                parts: sinks.slow_calls.take_answered((self.origin.figures.id, self.started)),
+                ended: self.started + took,
+            });
+        }
         if let Some(audit) = &sinks.audit {
             let facts = CallFacts {
                 method: self.method,

@@ -7,7 +7,7 @@
 //! either finds the entry or is seen by the authorization; the register belongs to a single thread, so no
 //! lock is taken; entries not affected by a change continue.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -20,8 +20,10 @@ use crate::gateway::caller::Caller;
 use crate::gateway::permission::DecidedRequest;
 use crate::gateway::proof_basis::ProofBasis;
 use crate::gateway::{ClientConnection, Gateway};
+use crate::lease::renewed_leases::RenewedLeases;
 use crate::policy::live_permits::LivePermits;
 use crate::refusal::Refusal;
+use crate::watch::shared_session::WatchSessionHandle;
 
 /// Entries authorized again before yielding to other tasks; each takes some microseconds.
 const AT_A_TIME: usize = 64;
@@ -54,7 +56,17 @@ pub struct ActiveStream {
     pub permits: Rc<LivePermits>,
     /// The request to be decided again after a change of the policy.
     pub request: Option<DecidedRequest>,
+    /// What the stream does, for an operator's questions.
+    pub work: OnceCell<StreamWork>,
     number: u64,
+}
+
+/// The work of a stream, seen by an operator's questions on the stream's own shard.
+pub enum StreamWork {
+    /// A Watch stream.
+    Watch(WatchSessionHandle),
+    /// A LeaseKeepAlive stream.
+    KeepAlive(Rc<RenewedLeases>),
 }
 
 /// A registration, removed when dropped.
@@ -81,6 +93,9 @@ impl Gateway {
         caller: &Rc<Caller>,
         request: Option<DecidedRequest>,
     ) -> Result<Registration, Refusal> {
+        if client.activity().is_kicked() {
+            return Err(Refusal::SHUTTING_DOWN);
+        }
         let generation = self.callers.generation(self, caller)?;
         let against = caller.needs_recheck.then(|| ProofBasis::now(self));
         let life = Rc::new(ActiveStream {
@@ -90,6 +105,7 @@ impl Gateway {
             proof_basis: RefCell::new(against),
             permits: Rc::new(LivePermits::new(Rc::clone(self.callers.permits(caller, client)))),
             request,
+            work: OnceCell::new(),
             number: self.active_streams.next.replace(self.active_streams.next.get() + 1),
         });
         let registration = self.active_streams.register(&life);
@@ -139,6 +155,29 @@ impl ActiveStreams {
             .collect()
     }
 
+    /// The numbers of all entries.
+    #[must_use]
+    pub fn numbers(&self) -> Vec<u64> {
+        self.entries.borrow().keys().copied().collect()
+    }
+
+    /// The entry with this number.
+    #[must_use]
+    pub fn get(&self, number: u64) -> Option<Rc<ActiveStream>> {
+        self.entries.borrow().get(&number).map(|entry| Rc::clone(&entry.life))
+    }
+
+    /// Ends every entry of a connection. Returns their number.
+    pub fn end_of_client(&self, client: &ClientConnection, refusal: &Refusal) -> u64 {
+        let id = client.origin.figures.id;
+        let of_client: Vec<Rc<ActiveStream>> = {
+            let entries = self.entries.borrow();
+            let lives = entries.values().map(|entry| &entry.life);
+            lives.filter(|life| life.client.origin.figures.id == id).map(Rc::clone).collect()
+        };
+        of_client.iter().map(|life| u64::from(self.end(life, refusal.clone()))).sum()
+    }
+
     /// Waits until an entry with a password not checked by any member begins.
     pub async fn wait_for_unchecked_password(&self) {
         self.by_password.notified().await;
@@ -147,12 +186,11 @@ impl ActiveStreams {
     /// Authorizes every entry again and ends the entries without authorization. Returns the number of ended
     /// entries. Entries arriving meanwhile were authorized by the current rules.
     async fn reauthorize_all(&self, gateway: &Gateway) -> u64 {
-        let numbers: Vec<u64> = self.entries.borrow().keys().copied().collect();
+        let numbers = self.numbers();
         let mut ended = 0;
         for some in numbers.chunks(AT_A_TIME) {
             for number in some {
-                let life = self.entries.borrow().get(number).map(|entry| Rc::clone(&entry.life));
-                if let Some(life) = life
+                if let Some(life) = self.get(*number)
                     && let Err(refusal) = gateway.callers.may_continue(gateway, &life)
                 {
                     ended += u64::from(self.end(&life, refusal));
@@ -212,6 +250,15 @@ impl Registration {
     #[must_use]
     pub fn permits(&self) -> Option<Rc<LivePermits>> {
         self.0.as_ref().map(|entry| Rc::clone(&entry.permits))
+    }
+
+    /// Notes the work of the entry.
+    pub fn set_work(&self, work: StreamWork) {
+        if let Some(registered) = &self.0
+            && let Some(life) = registered.live.get(registered.number)
+        {
+            life.work.get_or_init(|| work);
+        }
     }
 
     /// Waits until the entry is ended and returns the refusal for the client. Cancel-safe.

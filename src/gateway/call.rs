@@ -76,6 +76,7 @@ impl<'a> Call<'a> {
         let requester = if anybody { Requester::Anybody } else { Requester::Known };
         let sinks = Rc::clone(&gateway.records);
         client.origin.note_user_agent(headers);
+        client.origin.figures.begin_call();
         let record = AccessRecord::begin(sinks, method, Rc::clone(&client.origin));
         if let Some(trace) = TraceId::in_headers(headers) {
             record.note_trace(trace);
@@ -153,6 +154,7 @@ impl<'a> Call<'a> {
         let callers = &gateway.callers;
         let (rules, record) = (&snapshot.identities, &self.record);
         let caller = callers.identify(gateway, client, self.method, self.headers, rules, record).await?;
+        client.origin.figures.note_caller(caller.user.as_ref(), record.peer().as_ref());
         client.follow(served);
         // The caller was authenticated against the previous cluster.
         if gateway.upstream.has_followed(served) {

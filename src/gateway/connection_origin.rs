@@ -1,6 +1,7 @@
 //! The origin of a client connection, as repeated in the records of its calls.
 //!
-//! Owns: listener, address, and the client's name for its software. Must not know: calls, records.
+//! Owns: listener, address, the client's name for its software, and the connection's figures. Must not know:
+//! calls, records.
 
 use std::cell::OnceCell;
 use std::net::SocketAddr;
@@ -10,6 +11,7 @@ use http::HeaderMap;
 use http::header::USER_AGENT;
 
 use crate::audit::record::cut_name;
+use crate::gateway::client_figures::ClientFigures;
 use crate::telemetry::listener_metrics::ListenerFigures;
 
 /// The facts of a connection repeated in each record.
@@ -24,15 +26,22 @@ pub struct ConnectionOrigin {
     /// The user agent of the first call: all calls of a connection come from one client, or from one proxy.
     user_agent: OnceCell<Option<Box<str>>>,
     /// The metrics of the listener.
-    pub figures: Arc<ListenerFigures>,
+    pub listener_figures: Arc<ListenerFigures>,
+    /// What the connection has done so far.
+    pub figures: ClientFigures,
 }
 
 impl ConnectionOrigin {
     /// The origin of a connection accepted by `listener`.
     #[must_use]
-    pub fn new(listener: Arc<str>, figures: Arc<ListenerFigures>, remote: Option<SocketAddr>) -> Self {
+    pub fn new(
+        listener: Arc<str>,
+        remote: Option<SocketAddr>,
+        listener_figures: Arc<ListenerFigures>,
+        figures: ClientFigures,
+    ) -> Self {
         let remote_text = remote.map(|remote| remote.to_string().into());
-        Self { listener, remote, remote_text, user_agent: OnceCell::new(), figures }
+        Self { listener, remote, remote_text, user_agent: OnceCell::new(), listener_figures, figures }
     }
 
     /// Notes the user agent of the connection's first call.

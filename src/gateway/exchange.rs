@@ -268,7 +268,10 @@ impl Exchange<'_> {
                     Some(lock_wait) => Box::pin(judge_shared_watch_refusal(answer, lock_wait)).await,
                     None => Attempt::Answered(answer),
                 },
-                Some(Ok(answer)) => self.judge(answer, lock_wait, &member, &credential, healed, in_flight),
+                Some(Ok(answer)) => {
+                    let sent = (began, in_flight);
+                    self.judge(answer, lock_wait, &member, &credential, healed, sent)
+                }
                 Some(Err(reason)) => self.judge_no_reply(reason, lock_wait, &member, in_flight),
             };
             (Arc::clone(&member), attempt)
@@ -425,9 +428,10 @@ impl Exchange<'_> {
         member: &Member,
         shown: &CallCredential,
         healed: &mut Vec<MemberId>,
-        in_flight: Option<InFlightCall<'_>>,
+        (began, in_flight): (Instant, Option<InFlightCall<'_>>),
     ) -> Attempt {
         let now = Instant::now();
+        self.call.record.note_answered(self.body.get(PREFIX..).unwrap_or_default(), began, now);
         let Some(status) = answer.status().filter(|status| !status.is_ok()).cloned() else {
             if let Some(took) = in_flight.and_then(|in_flight| in_flight.answered(true, now)) {
                 self.call.gateway.usage.shedding.note_latency(took);

@@ -7,13 +7,16 @@
 
 use std::rc::Rc;
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
+use tokio::time::Instant;
 
 use crate::config::{PolicyMode, UnknownMethods};
 use crate::gateway::audited_request;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
+use crate::lease::lock_queue::LockQueueKey;
 use crate::policy::caller_namespace::{CallerNamespace, OutsideNamespace};
 use crate::policy::permit::Permit;
 use crate::policy::permit_set::{Decision, Denial, PermitSet};
@@ -30,13 +33,22 @@ pub struct DecidedRequest {
     method: &'static Method,
     /// `None` for a large message.
     message: Option<Box<[u8]>>,
+    /// Begin of the call.
+    pub since: Instant,
 }
 
 impl DecidedRequest {
     /// Copies the request.
     #[must_use]
-    pub fn new(method: &'static Method, message: &[u8]) -> Self {
-        Self { method, message: (message.len() <= LARGEST_KEPT).then(|| message.into()) }
+    pub fn new(method: &'static Method, message: &[u8], since: Instant) -> Self {
+        Self { method, message: (message.len() <= LARGEST_KEPT).then(|| message.into()), since }
+    }
+
+    /// Method, name and lease of a Lock or Campaign; `None` for another method, or a large message.
+    #[must_use]
+    pub fn lock(&self) -> Option<(&'static str, Bytes, i64)> {
+        let (name, lease) = LockQueueKey::name_and_lease(self.method, self.message.as_ref()?)?;
+        Some((self.method.name, name, lease))
     }
 
     /// True if `permits` refuse the request. The keys of leases are not looked up again. A request too large

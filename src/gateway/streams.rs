@@ -19,7 +19,7 @@ use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::downstream::request_messages::RequestBody;
 use crate::downstream::watch_starts::WatchStart;
-use crate::gateway::active_streams::Registration;
+use crate::gateway::active_streams::{Registration, StreamWork};
 use crate::gateway::audited_request::{self, RecordRoomWait};
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
@@ -30,6 +30,7 @@ use crate::gateway::{permission, usage_limits};
 use crate::lease::keepalive::KeepAliveStream;
 use crate::lease::observe::ObserveStream;
 use crate::lease::renewal_permission::RenewalAccess;
+use crate::lease::renewed_leases::RenewedLeases;
 use crate::members::choose::MemberChooser;
 use crate::members::cluster_outage::{self, StreamPatience, UpstreamLink};
 use crate::refusal::Refusal;
@@ -42,6 +43,7 @@ use crate::watch::hub::HubTiming;
 use crate::watch::limited_watches::LimitedWatches;
 use crate::watch::request_gate::WatchRequestGate;
 use crate::watch::session_driver::WatchSession;
+use crate::watch::shared_session;
 use crate::watch::upstream_stream::{RULES, WatchRoute};
 
 /// How long a client's progress request waits for the member before already known progress may answer the
@@ -97,8 +99,10 @@ pub fn watch(
             observer: audited_request::watch_observer(call, caller, registration.permits()),
         }),
     };
+    let (handle, run) = shared_session::share(session, body, replies.clone(), start);
+    registration.set_work(StreamWork::Watch(handle));
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
-    let run = session.run(body, replies.clone(), start).boxed_local();
+    let run = run.boxed_local();
     gateway.tasks.spawn("watch", within(limited, replies, run, in_use)).detach();
     Ok(PipelineResult::Stream(said))
 }
@@ -138,6 +142,8 @@ pub fn keep_alive(
     let (kept_headers, held) = kept(call, caller)?;
     let (replies, said) = ReplySender::channel();
     let link = Rc::<UpstreamLink>::default();
+    let renewed = Rc::<RenewedLeases>::default();
+    registration.set_work(StreamWork::KeepAlive(Rc::clone(&renewed)));
     let keep_alive = KeepAliveStream {
         upstream: Rc::clone(&gateway.upstream),
         user: caller.upstream_user.clone(),
@@ -149,6 +155,7 @@ pub fn keep_alive(
         resumed: gateway.metrics.keepalive_resumes.clone(),
         usage: call.record.usage().cloned(),
         link: Rc::clone(&link),
+        renewed,
     };
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
     let run = keep_alive.run(body, replies.clone()).boxed_local();

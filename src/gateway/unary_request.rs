@@ -101,7 +101,7 @@ impl UnaryRequest {
     /// The request, to be decided again after a change of the policy.
     #[must_use]
     pub fn decided(&self, call: &Call<'_>) -> DecidedRequest {
-        DecidedRequest::new(call.method, self.message())
+        DecidedRequest::new(call.method, self.message(), call.record.started)
     }
 
     /// The exchange with a member for this request.

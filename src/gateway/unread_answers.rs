@@ -280,6 +280,12 @@ impl ConnectionUnread {
         })
     }
 
+    /// Bytes of answers that the client has not read yet.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.share.own()
+    }
+
     /// True if the connection may ever have this much room.
     #[must_use]
     pub fn has_limit_above(&self, need: UnreadRoomNeed) -> bool {

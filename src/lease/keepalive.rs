@@ -20,6 +20,7 @@ use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_messages::{ClientRequestItem, RequestBody, RequestMessages};
 use crate::lease::pending_renewals::{PendingRenewals, RenewalVerdict, ZeroTtl};
 use crate::lease::renewal_permission::{JudgedRenewal, RenewalAccess, RenewalPermissions};
+use crate::lease::renewed_leases::RenewedLeases;
 use crate::members::choose::MemberTarget;
 use crate::members::cluster_outage::UpstreamLink;
 use crate::members::membership::{Member, MembershipHint};
@@ -72,6 +73,8 @@ pub struct KeepAliveStream {
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// Notes if an upstream stream serves the client's stream.
     pub link: Rc<UpstreamLink>,
+    /// Notes the leases kept alive, for an operator's questions.
+    pub renewed: Rc<RenewedLeases>,
 }
 
 /// The state of a served stream.
@@ -80,6 +83,7 @@ struct KeepAliveDriver {
     upstream: ReopeningStream<()>,
     pending: PendingRenewals,
     usage: Option<Rc<CallerUsage>>,
+    renewed: Rc<RenewedLeases>,
     /// Start of the front request's wait on the present stream.
     waiting_since: Instant,
     /// Start of the front request's whole wait, if a stream was lost meanwhile.
@@ -91,7 +95,7 @@ struct KeepAliveDriver {
 impl KeepAliveStream {
     /// Serves the client's stream to the end.
     pub async fn run(self, body: RequestBody, client: ReplySender) {
-        let Self { upstream, user, headers, permit, access, usage, resumed, link } = self;
+        let Self { upstream, user, headers, permit, access, usage, resumed, link, renewed } = self;
         let Some(method) = lookup(PATH) else { return };
         let mut permissions = RenewalPermissions::new(Rc::clone(&upstream), user.clone(), access);
         let route = StreamRoute { upstream, user, headers, method, rules: &RULES, request: None, permit };
@@ -100,6 +104,7 @@ impl KeepAliveStream {
             upstream: ReopeningStream::new(route, MemberTarget::LeaderFirst, resumed, link),
             pending: PendingRenewals::default(),
             usage,
+            renewed,
             waiting_since: Instant::now(),
             stuck_since: None,
             half_closed: false,
@@ -223,6 +228,9 @@ impl KeepAliveDriver {
                 self.upstream.forget_losses();
                 self.stuck_since = None;
                 self.waiting_since = Instant::now();
+                if let Some(answer) = &answer {
+                    self.renewed.note(answer.id, answer.ttl, self.waiting_since);
+                }
                 Ok(Some(message))
             }
             Some(RenewalVerdict::Confirm) => {

@@ -77,17 +77,7 @@ impl LockQueueKey {
     /// another method.
     #[must_use]
     pub fn of(method: &Method, message: &[u8]) -> Option<Self> {
-        let (name, lease) = match method.body {
-            MessageId::LockRequest => {
-                let request = LockRequest::decode(message).ok()?;
-                (request.name, request.lease)
-            }
-            MessageId::CampaignRequest => {
-                let request = CampaignRequest::decode(message).ok()?;
-                (request.name, request.lease)
-            }
-            _ => return None,
-        };
+        let (name, lease) = Self::name_and_lease(method, message)?;
         let line = LockQueue::of(&name);
         // As Go prints `%x` of an int64.
         let sign = if lease < 0 { "-" } else { "" };
@@ -95,6 +85,23 @@ impl LockQueueKey {
         let mut key = BytesMut::from(&line.begin[..]);
         key.extend_from_slice(lease.as_bytes());
         Some(Self { key: key.freeze(), line })
+    }
+
+    /// The name and the lease of a Lock or Campaign with this message, 0 for no lease; `None` for another
+    /// method.
+    #[must_use]
+    pub fn name_and_lease(method: &Method, message: &[u8]) -> Option<(Bytes, i64)> {
+        match method.body {
+            MessageId::LockRequest => {
+                let request = LockRequest::decode(message).ok()?;
+                Some((request.name, request.lease))
+            }
+            MessageId::CampaignRequest => {
+                let request = CampaignRequest::decode(message).ok()?;
+                Some((request.name, request.lease))
+            }
+            _ => None,
+        }
     }
 
     /// The queue key.

@@ -88,7 +88,7 @@ impl MemberChooser {
             field.is_fit(member).then(|| Arc::clone(member))
         };
         match wanted {
-            MemberTarget::Leader => members.leader().cloned(),
+            MemberTarget::Leader => members.leader().or_else(|| members.paused_leader()).cloned(),
             MemberTarget::LeaderFirst => named(members.leader).or_else(any),
             MemberTarget::Spared => field.choose_follower().or_else(|| members.leader().cloned()),
             MemberTarget::Home(home) => named(home).or_else(any),

@@ -280,6 +280,17 @@ impl Membership {
         self.members.iter().filter(|member| member.is_leaderless_voter())
     }
 
+    /// The leader, if an operator has paused the leader: calls that only the leader can serve still go there.
+    #[must_use]
+    pub fn paused_leader(&self) -> Option<&Arc<Member>> {
+        let serves = |member: &&Arc<Member>| {
+            member.maintenance.is_paused()
+                && member.readiness == Readiness::Ready
+                && !member.suspicion.is_raised()
+        };
+        self.get(self.leader?).filter(serves)
+    }
+
     /// The leader, if the leader may take traffic now.
     #[must_use]
     pub fn leader(&self) -> Option<&Arc<Member>> {

@@ -57,6 +57,11 @@ impl LeaseLedger {
         self.reserved > 0 || self.ends.values().any(|end| *end > now)
     }
 
+    /// The number of leases kept, also if some have just ended.
+    pub(super) fn count(&self) -> usize {
+        self.ends.len()
+    }
+
     /// The lease is gone.
     pub(super) fn forget(&mut self, lease: i64) {
         self.ends.remove(&lease);

@@ -189,6 +189,25 @@ impl Limiter {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The configured limits on counts and rates, each with its present use; `None` for a rate, whose use is
+    /// known to its bucket alone.
+    pub(super) fn limits_in_use(&self) -> Vec<(LimitKind, Option<u64>, u64)> {
+        let rates = self.rates.load();
+        let limits = &rates.limits;
+        let count = |count: &AtomicU32| Some(u64::from(count.load(Ordering::Relaxed)));
+        let kib = |kib: Option<NonZeroU32>| kib.map(|kib| u64::from(kib.get()) * 1024);
+        let all = [
+            (LimitKind::Calls, None, limits.calls.map(|rate| rate.per_second.get().into())),
+            (LimitKind::CallsInFlight, count(&self.calls_in_flight), limits.calls_in_flight.map(u64::from)),
+            (LimitKind::Watches, count(&self.watches), limits.watches.map(u64::from)),
+            (LimitKind::Leases, Some(self.leases().count() as u64), limits.leases.map(u64::from)),
+            (LimitKind::RequestBytes, None, kib(limits.request_kib)),
+            (LimitKind::ReplyBytes, None, kib(limits.reply_kib)),
+            (LimitKind::KeysPerRange, None, limits.keys_per_range.map(|keys| keys.get().into())),
+        ];
+        all.into_iter().filter_map(|(kind, used, allowed)| Some((kind, used, allowed?))).collect()
+    }
+
     /// Notes that a caller does not hold the limiter any more.
     pub(super) fn note_release(&self, now: Instant) {
         let since = now.saturating_duration_since(self.started).as_millis();

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
+use serde::Serialize;
 use tokio::time::Instant;
 
 use super::caller_usage::{CallerUsage, RangeCap};
@@ -48,6 +49,21 @@ struct LimiterTable {
     sweep_at: usize,
 }
 
+/// A limit with its present use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LimitUse {
+    /// `replica`, `listener`, `role` or `peer`.
+    pub scope: &'static str,
+    /// The listener, the role, the peer, or the address.
+    pub name: Option<String>,
+    /// The limit's name.
+    pub limit: String,
+    /// The present use; null for a rate.
+    pub used: Option<u64>,
+    /// The limit.
+    pub allowed: u64,
+}
+
 /// Tells limiters apart. A peer with other roles, as on another listener, has another limiter: the limits
 /// differ.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -67,6 +83,15 @@ impl LimiterKey {
     }
 }
 
+impl LimiterKey {
+    fn name(&self) -> &str {
+        match self {
+            Self::Peer(name, _) => name,
+            Self::Role(name) | Self::Listener(name) => name,
+        }
+    }
+}
+
 impl UsageRegister {
     /// A register without limiters.
     #[must_use]
@@ -82,6 +107,25 @@ impl UsageRegister {
             most,
             shedding: Shedding::new(metrics),
         }
+    }
+
+    /// The limits of all limiters with their use, by peer, role and listener.
+    #[must_use]
+    pub fn limits_in_use(&self) -> Vec<LimitUse> {
+        let limiters: Vec<(LimiterKey, Arc<Limiter>)> = {
+            let table = self.limiters.lock().unwrap_or_else(PoisonError::into_inner);
+            table.by_key.iter().map(|(key, limiter)| (key.clone(), Arc::clone(limiter))).collect()
+        };
+        let rows = limiters.iter().flat_map(|(key, limiter)| {
+            limiter.limits_in_use().into_iter().map(|(kind, used, allowed)| LimitUse {
+                scope: key.scope().name(),
+                name: Some(key.name().escape_debug().to_string()),
+                limit: kind.name().to_owned(),
+                used,
+                allowed,
+            })
+        });
+        rows.collect()
     }
 
     /// The counters of refusals.

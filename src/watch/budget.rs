@@ -56,6 +56,12 @@ impl WatchByteShare {
         used <= self.budget.limit || used == self.share.own()
     }
 
+    /// Bytes held for this stream.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.share.own()
+    }
+
     /// Counts `bytes` until the returned value is dropped.
     #[must_use]
     pub fn hold(&self, bytes: usize) -> HeldBytes {

@@ -36,8 +36,10 @@ mod direct_delivery;
 mod member_responses;
 mod progress;
 mod stream_assignment;
+mod watch_list;
 mod watch_traits;
 
+pub use watch_list::{ListedWatch, WatchStreamReport};
 pub use watch_traits::WatchTraits;
 
 #[cfg(test)]
@@ -281,6 +283,8 @@ struct HubWatch {
     /// Upstream's answer to the create, until the turn of the create comes.
     answer: Option<CreateAnswer>,
     cursor: WatchCursor,
+    /// Events delivered to the client.
+    events: u64,
     place: WatchPlacement,
     requirement: StreamRequirement,
     /// The revision after which a watch "from now" begins, once fixed: by the first Created from upstream, or

@@ -7,7 +7,6 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::future::poll_fn;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -40,6 +39,7 @@ use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revi
 use crate::watch::budget::{FREE, SMALL};
 use crate::watch::hub::{
     Hub, HubInput, HubOutput, HubTiming, StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd,
+    WatchStreamReport,
 };
 use crate::watch::limited_watches::WatchPauses;
 use crate::watch::request_gate::WatchRequestGate;
@@ -84,7 +84,7 @@ type RevisionRead = LocalBoxFuture<'static, (HubInput, CheckConnection)>;
 const IN_A_ROW: u32 = 128;
 
 /// The state of a running session.
-struct RunningWatchSession {
+pub(super) struct RunningWatchSession {
     session: WatchSession,
     hub: Hub,
     client: ReplySender,
@@ -129,35 +129,10 @@ enum GatedEvent {
 }
 
 /// The end of a session: with a status for the client, or without a client.
-type SessionEnd = Option<Status>;
-
-impl WatchSession {
-    /// Serves the client's stream to its end. `first` stands for the creates that may have arrived with the
-    /// stream's header. Not an async function: that would store the session twice.
-    pub fn run(
-        self,
-        body: RequestBody,
-        client: ReplySender,
-        first: WatchStart,
-    ) -> impl Future<Output = ()> + use<> {
-        let mut running = RunningWatchSession::new(self, body, client);
-        let mut first = Some(first);
-        async move {
-            let begun = first.take().map_or(ControlFlow::Continue(()), |first| running.asked_first(&first));
-            let end = match begun {
-                ControlFlow::Continue(()) => poll_fn(|cx| running.poll(cx)).await,
-                ControlFlow::Break(end) => end,
-            };
-            running.upstream.clear();
-            if let Some(status) = end {
-                running.client.end(status);
-            }
-        }
-    }
-}
+pub(super) type SessionEnd = Option<Status>;
 
 impl RunningWatchSession {
-    fn new(session: WatchSession, body: RequestBody, client: ReplySender) -> Self {
+    pub(super) fn new(session: WatchSession, body: RequestBody, client: ReplySender) -> Self {
         Self {
             hub: Hub::new(Instant::now(), session.timing),
             client,
@@ -183,7 +158,7 @@ impl RunningWatchSession {
     /// The order: the client's departure, the client's requests, reads and timers, upstream. While the client
     /// leaves messages untaken, upstream is not read; streams being opened and the turns of resumed streams
     /// go on.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
         for _ in 0..IN_A_ROW {
             if let Some(status) = self.ended.take() {
                 return Poll::Ready(Some(*status));
@@ -213,6 +188,28 @@ impl RunningWatchSession {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Ends the stream: upstream first, then the client, if there is one.
+    pub(super) fn close(&mut self, end: SessionEnd) {
+        self.upstream.clear();
+        if let Some(status) = end {
+            self.client.end(status);
+        }
+    }
+
+    /// The stream's watches now.
+    pub(super) fn report(&self) -> WatchStreamReport {
+        WatchStreamReport {
+            ranges: self.hub.list_watches(),
+            is_behind: !self.client.has_room(),
+            next_revision: self.hub.lowest_next_revision(),
+        }
+    }
+
+    /// The number of watches, and the bytes held for the client.
+    pub(super) fn held(&self) -> (u64, u64) {
+        (self.hub.watch_count() as u64, self.session.route.share.held() as u64)
     }
 
     /// True if the client has taken enough of its messages. Otherwise the task is woken once the client has.
@@ -301,7 +298,7 @@ impl RunningWatchSession {
     }
 
     /// Takes every request that arrived with the stream's header. A write behind the stream waits until then.
-    fn asked_first(&mut self, start: &WatchStart) -> ControlFlow<SessionEnd> {
+    pub(super) fn take_first_requests(&mut self, start: &WatchStart) -> ControlFlow<SessionEnd> {
         while self.reads_requests
             && self.ended.is_none()
             && self.hub.accepts_client()

@@ -133,6 +133,13 @@ fn read_cancel(message: &Bytes) -> Result<i64, MalformedWatchMessage> {
 }
 
 impl ClientWatchCreate {
+    /// The end of the watched range, as sent by the client: empty for a single key, a zero byte for the end
+    /// of the keyspace.
+    pub(super) fn range_end(&self) -> Bytes {
+        let end = fields(&self.kept).filter_map(Result::ok).filter(|field| field.number == 2).last();
+        end.and_then(|end| end.bytes().ok()).unwrap_or_default()
+    }
+
     /// The fields of the create, except for the fields replaced upstream.
     pub(super) fn kept(&self) -> &[u8] {
         &self.kept
@@ -352,6 +359,8 @@ pub(super) struct PlainEvents<'a> {
     pub(super) first: i64,
     /// The last event's revision, and the header's.
     pub(super) last: i64,
+    /// The number of events.
+    pub(super) count: u64,
     /// The fields of all events, tags included.
     events: &'a [u8],
 }
@@ -370,7 +379,7 @@ impl<'a> PlainEvents<'a> {
         if watch_id != 0 {
             parts.next();
         }
-        let (mut begin, mut first, mut last) = (None, 0, 0);
+        let (mut begin, mut first, mut last, mut count) = (None, 0, 0, 0);
         for part in parts {
             let part = part.ok().filter(|part| part.number == 11)?;
             let event = event_revision(part.value.bytes()?).ok().filter(|event| *event >= last)?;
@@ -378,9 +387,10 @@ impl<'a> PlainEvents<'a> {
                 (begin, first) = (Some(part.range.start), event);
             }
             last = event;
+            count += 1;
         }
         let events = message.get(begin?..)?;
-        (last == revision).then_some(Self { header, cluster, watch_id, first, last, events })
+        (last == revision).then_some(Self { header, cluster, watch_id, first, last, count, events })
     }
 
     /// Appends the response with the client's watch id.

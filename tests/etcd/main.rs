@@ -29,6 +29,8 @@ mod client_families;
 #[cfg(test)]
 mod compressed;
 #[cfg(test)]
+mod console;
+#[cfg(test)]
 mod credentials;
 #[cfg(test)]
 mod crowd;

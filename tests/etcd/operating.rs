@@ -102,11 +102,15 @@ async fn status_tells_of_each_member_what_etcdctl_tells() {
         assert_eq!(learners[0]["id"], format!("{:x}", cluster.member_id(learner).await));
         assert_eq!((&learners[0]["ready"], &learners[0]["why"]), (&false.into(), &"is a learner".into()));
 
-        let (code, table) = command(&keyward, &["status"]).await;
+        let ((code, table), (_, wide)) =
+            tokio::join!(command(&keyward, &["status"]), command(&keyward, &["status", "-o", "wide"]));
         assert_eq!(code, Some(0));
+        assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
         for row in told["members"].as_array().expect("members") {
-            let id = row["id"].as_str().expect("a text");
-            assert_eq!(table.matches(&format!(" {id} |")).count(), 2, "in both tables: {table}");
+            let (id, name) = (row["id"].as_str().expect("a text"), row["name"].as_str().expect("a text"));
+            assert_eq!(table.matches(&format!("| {id} |")).count(), 1, "by its id: {table}");
+            assert_eq!(table.matches(&format!("\n| {name} ")).count(), 1, "by its name: {table}");
+            assert_eq!(wide.matches(&format!("| {id} |")).count(), 2, "in both tables: {wide}");
         }
 
         // The others do not serve without it: they are two of four, of which three vote.

@@ -92,13 +92,13 @@ mod tests {
         let (progress, streams) = (SocketProgress::default(), ServedStreams::new(8, Arc::default()));
         let mut decision = Box::pin(unanswered_ping(PINGS, &progress, &streams));
         for _ in 0..20 {
-            progress.note_write(false);
+            progress.note_write(false, 0);
             assert!(!is_gone_after(decision.as_mut(), 40).await);
-            progress.note_write(true);
+            progress.note_write(true, 1);
         }
         for _ in 0..4 {
             assert!(!is_gone_after(decision.as_mut(), 10).await);
-            progress.note_write(true);
+            progress.note_write(true, 1);
         }
         assert!(is_gone_after(decision.as_mut(), 10).await);
     }

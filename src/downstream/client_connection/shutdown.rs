@@ -17,7 +17,8 @@ use crate::downstream::connection_table::ConnectionPlace;
 use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::telemetry::connection_metrics::{ConnectionMetrics, EndReason};
 
-/// Grace period for open streams after the client's certificate has expired or become invalid.
+/// Grace period for open streams after the client's certificate has expired or become invalid, or after an
+/// operator has asked the connection to close.
 pub const LAST_CALLS: Duration = Duration::from_secs(10);
 /// Grace period for a client without an open stream to read the GOAWAY; shorter for a client without any
 /// call, which loses no work.
@@ -130,9 +131,14 @@ impl ConnectionShutdown {
         Some(ShutdownStep::Leave)
     }
 
-    /// Handles an eviction. A connection in use again is kept.
+    /// Handles an eviction, or an operator's request to close. An evicted connection in use again is kept.
     fn make_room(&mut self) -> Option<ShutdownStep> {
         let activity = self.place.activity();
+        if activity.is_kicked() {
+            let by = Instant::now() + LAST_CALLS;
+            self.limit = Some(self.limit.map_or(by, |limit| limit.min(by)));
+            return Some(ShutdownStep::Leave);
+        }
         if !activity.may_make_room() {
             self.place.stay();
             return None;

@@ -6,7 +6,7 @@
 //! and a removal, end with the last guard.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// True after the data path lost a connection, until a later probe succeeds. One suspicion per member and
 /// address, for as long as the member is found at the address.
@@ -66,12 +66,14 @@ impl Suspicion {
     }
 }
 
-/// The maintenance window of a member: open while the member is defragmented, or about to be. One per member,
+/// The maintenance window of a member: open while the member is defragmented, or about to be, and while an
+/// operator has paused the member. One per member,
 /// for the member's whole life.
 #[derive(Debug, Default)]
 pub struct MaintenanceWindow {
     taken: AtomicU32,
     removals: AtomicU32,
+    is_paused: AtomicBool,
     busy: AtomicUsize,
 }
 
@@ -95,6 +97,29 @@ impl MaintenanceWindow {
     pub fn open(self: &Arc<Self>) -> MaintenanceGuard {
         self.taken.fetch_add(1, Ordering::SeqCst);
         MaintenanceGuard(Arc::clone(self))
+    }
+
+    /// Opens the maintenance window for an operator, until [`MaintenanceWindow::resume`]. False if the window
+    /// is opened for an operator already. Call `maintenance_changed` afterwards, as for
+    /// [`MaintenanceWindow::open`].
+    #[must_use]
+    pub fn pause(&self) -> bool {
+        let is_first = !self.is_paused.swap(true, Ordering::SeqCst);
+        self.taken.fetch_add(u32::from(is_first), Ordering::SeqCst);
+        is_first
+    }
+
+    /// Ends the operator's pause. False without a pause.
+    pub fn resume(&self) -> bool {
+        let was_paused = self.is_paused.swap(false, Ordering::SeqCst);
+        self.taken.fetch_sub(u32::from(was_paused), Ordering::SeqCst);
+        was_paused
+    }
+
+    /// True while an operator keeps the window open.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::SeqCst)
     }
 
     /// True while the maintenance window is open.
@@ -185,6 +210,11 @@ mod tests {
         assert!(window.is_open());
         drop(second);
         assert!(!window.is_open());
+        let guard = window.open();
+        assert!(window.pause() && !window.pause() && window.is_paused());
+        drop(guard);
+        assert!(window.is_open(), "the operator still wants it");
+        assert!(window.resume() && !window.resume() && !window.is_open());
         let (first, second) = (window.begin_removal(), window.begin_removal());
         drop(first);
         assert!(window.is_being_removed() && !window.is_open());

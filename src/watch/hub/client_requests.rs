@@ -157,6 +157,7 @@ impl Hub {
             refusal: None,
             compacted_at: None,
             confirmed: false,
+            events: 0,
         };
         self.watches.insert(key, Box::new(watch));
         self.unsent.insert(key);

@@ -57,6 +57,7 @@ impl Hub {
             return None;
         }
         incarnation.has_messages = true;
+        watch.events += events.count;
         carrier.highest = carrier.highest.max(events.last);
         let view = &mut self.cluster_view;
         view.reached = view.reached.max(events.last);

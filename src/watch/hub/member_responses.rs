@@ -239,8 +239,9 @@ impl Hub {
     }
 
     fn deliver(&mut self, key: WatchKey, mut response: SplicedWatchResponse, ready: WholeRevisions) {
-        let Some(watch) = self.watches.get(&key) else { return };
+        let Some(watch) = self.watches.get_mut(&key) else { return };
         let Some(watch_id) = watch.id else { return };
+        watch.events += ready.events.len() as u64;
         let fragment = watch.create.fragment;
         let header = response.header.take().unwrap_or_else(|| self.header_at(ready.last));
         response.header = Some(header.with_revision(ready.last));

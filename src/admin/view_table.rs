@@ -1,0 +1,554 @@
+//! Views on a terminal: columns, order, conditions, rates.
+//!
+//! Owns: the columns of each topic, `--sort`, `--filter`, and the rates between two views. Must not know: the
+//! source of a view. Invariants: a field of `--sort` and `--filter` is a field of the rows, so an unknown one
+//! is told with the known ones; rows without a value come last in any order.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeSet, HashMap};
+use std::str::FromStr;
+
+use serde_json::Value;
+
+use super::table::{TableColumn, TableWidth, TerminalTable, size};
+use super::view::{View, ViewRow, ViewTopic};
+use CellForm::{Age, Bytes, Count, Micros, Rate, Text};
+use Shown::{Always, WideOnly};
+
+/// The form of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CellForm {
+    /// As it is.
+    Text,
+    /// A whole number.
+    Count,
+    /// Bytes.
+    Bytes,
+    /// Something per second.
+    Rate,
+    /// Seconds.
+    Age,
+    /// Microseconds.
+    Micros,
+}
+
+/// The tables with a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// Every table.
+    Always,
+    /// Wide tables.
+    WideOnly,
+}
+
+/// A column: field of the rows, head, form.
+pub type ViewColumn = (&'static str, &'static str, CellForm, Shown);
+
+/// A condition on rows: `user=alice`, `range~/registry/`, `watches>100`, `calls<5`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowFilter {
+    field: String,
+    comparison: Comparison,
+    value: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Comparison {
+    Equal,
+    Contains,
+    Above,
+    Below,
+}
+
+/// The text is no condition, or names a field that the rows do not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ViewArgumentError {
+    /// The text is no condition.
+    #[error("{0:?} is no condition: FIELD=TEXT, FIELD~PART, FIELD>NUMBER or FIELD<NUMBER")]
+    NoCondition(String),
+    /// The rows have no such field.
+    #[error("no field {0:?}: {1}")]
+    UnknownField(String, String),
+}
+
+/// Columns of `keyward show TOPIC`.
+#[must_use]
+pub const fn columns(topic: ViewTopic) -> &'static [ViewColumn] {
+    match topic {
+        ViewTopic::Clients => &CLIENT_COLUMNS,
+        ViewTopic::Watches => &[
+            ("client", "CLIENT", Count, Always),
+            ("address", "ADDRESS", Text, WideOnly),
+            ("user", "USER", Text, Always),
+            ("range", "RANGE", Text, Always),
+            ("watches", "WATCHES", Count, Always),
+            ("live", "LIVE", Count, Always),
+            ("events", "EVENTS", Count, Always),
+            ("events_per_second", "EVENTS/S", Rate, Always),
+            ("behind", "BEHIND", Count, Always),
+            ("held_bytes", "HELD", Bytes, Always),
+            ("client_is_behind", "CLIENT BEHIND", Text, WideOnly),
+        ],
+        ViewTopic::Leases => &[
+            ("client", "CLIENT", Count, Always),
+            ("address", "ADDRESS", Text, Always),
+            ("user", "USER", Text, Always),
+            ("lease", "LEASE", Text, Always),
+            ("ttl", "TTL", Age, Always),
+            ("renewed_seconds", "RENEWED", Age, Always),
+            ("renewals", "RENEWALS", Count, Always),
+        ],
+        ViewTopic::Locks => &[
+            ("client", "CLIENT", Count, Always),
+            ("address", "ADDRESS", Text, Always),
+            ("user", "USER", Text, Always),
+            ("method", "METHOD", Text, Always),
+            ("name", "NAME", Text, Always),
+            ("lease", "LEASE", Text, Always),
+            ("waiting_seconds", "WAITING", Age, Always),
+        ],
+        ViewTopic::Hot => &[
+            ("prefix", "PREFIX", Text, Always),
+            ("calls", "CALLS", Count, Always),
+            ("calls_at_least", "AT LEAST", Count, Always),
+            ("calls_per_second", "CALLS/S", Rate, Always),
+            ("seconds", "OF THE LAST", Age, Always),
+        ],
+        ViewTopic::Slow => &SLOW_COLUMNS,
+        ViewTopic::Members => &MEMBER_COLUMNS,
+        ViewTopic::Users => &[
+            ("user", "USER", Text, Always),
+            ("connections", "CONNECTIONS", Count, Always),
+            ("calls", "CALLS", Count, Always),
+            ("calls_per_second", "CALLS/S", Rate, Always),
+            ("failed", "FAILED", Count, Always),
+            ("open", "OPEN", Count, Always),
+            ("bytes_in", "IN", Bytes, Always),
+            ("bytes_out", "OUT", Bytes, Always),
+            ("watches", "WATCHES", Count, Always),
+            ("leases", "LEASES", Count, Always),
+            ("unread_bytes", "UNREAD", Bytes, WideOnly),
+        ],
+        topic => process_columns(topic),
+    }
+}
+
+const CLIENT_COLUMNS: [ViewColumn; 21] = [
+    ("client", "CLIENT", Count, Always),
+    ("address", "ADDRESS", Text, Always),
+    ("user", "USER", Text, Always),
+    ("peer", "PEER", Text, WideOnly),
+    ("listener", "LISTENER", Text, WideOnly),
+    ("user_agent", "USER-AGENT", Text, WideOnly),
+    ("age_seconds", "AGE", Age, Always),
+    ("calls", "CALLS", Count, Always),
+    ("calls_per_second", "CALLS/S", Rate, Always),
+    ("failed", "FAILED", Count, Always),
+    ("open", "OPEN", Count, WideOnly),
+    ("bytes_in", "IN", Bytes, Always),
+    ("bytes_out", "OUT", Bytes, Always),
+    ("bytes_in_per_second", "IN/S", Bytes, WideOnly),
+    ("bytes_out_per_second", "OUT/S", Bytes, WideOnly),
+    ("watches", "WATCHES", Count, Always),
+    ("leases", "LEASES", Count, Always),
+    ("unread_bytes", "UNREAD", Bytes, WideOnly),
+    ("last_error", "LAST ERROR", Text, Always),
+    ("last_error_seconds", "ERROR AGE", Age, WideOnly),
+    ("kicked", "KICKED", Text, WideOnly),
+];
+
+const SLOW_COLUMNS: [ViewColumn; 13] = [
+    ("ended_seconds", "AGO", Age, Always),
+    ("method", "METHOD", Text, Always),
+    ("ranges", "RANGES", Text, Always),
+    ("client", "CLIENT", Count, Always),
+    ("address", "ADDRESS", Text, WideOnly),
+    ("user", "USER", Text, Always),
+    ("member", "MEMBER", Text, WideOnly),
+    ("attempts", "ATTEMPTS", Count, WideOnly),
+    ("code", "CODE", Text, Always),
+    ("took_micros", "TOOK", Micros, Always),
+    ("before_micros", "BEFORE", Micros, Always),
+    ("member_micros", "MEMBER TIME", Micros, Always),
+    ("after_micros", "AFTER", Micros, Always),
+];
+
+const MEMBER_COLUMNS: [ViewColumn; 20] = [
+    ("name", "NAME", Text, Always),
+    ("id", "ID", Text, WideOnly),
+    ("endpoint", "ENDPOINT", Text, Always),
+    ("version", "VERSION", Text, Always),
+    ("is_leader", "LEADER", Text, Always),
+    ("is_learner", "LEARNER", Text, WideOnly),
+    ("ready", "READY", Text, Always),
+    ("ejected", "EJECTED", Text, WideOnly),
+    ("in_flight", "IN FLIGHT", Count, Always),
+    ("watch_streams", "WATCH", Count, Always),
+    ("keepalive_streams", "KEEPALIVE", Count, WideOnly),
+    ("other_streams", "OTHER", Count, WideOnly),
+    ("latency_micros", "LATENCY", Micros, Always),
+    ("status_micros", "STATUS TOOK", Micros, WideOnly),
+    ("raft_lag", "LAG", Count, Always),
+    ("db_size", "DB SIZE", Bytes, Always),
+    ("db_size_in_use", "IN USE", Bytes, WideOnly),
+    ("raft_applied_index", "APPLIED", Count, WideOnly),
+    ("errors", "ERRORS", Text, WideOnly),
+    ("why", "WHY NOT", Text, Always),
+];
+
+/// Columns of the topics about the process as a whole.
+const fn process_columns(topic: ViewTopic) -> &'static [ViewColumn] {
+    match topic {
+        ViewTopic::Sessions => &[
+            ("session", "SESSION", Text, Always),
+            ("issued_at", "ISSUED", Text, Always),
+            ("valid", "VALID", Text, Always),
+            ("peer", "PEER", Text, Always),
+        ],
+        ViewTopic::Limits => &[
+            ("scope", "SCOPE", Text, Always),
+            ("name", "NAME", Text, Always),
+            ("limit", "LIMIT", Text, Always),
+            ("used", "USED", Count, Always),
+            ("allowed", "ALLOWED", Count, Always),
+        ],
+        ViewTopic::Certs => &[
+            ("usage", "USE", Text, Always),
+            ("name", "NAME", Text, Always),
+            ("expires_at", "EXPIRES", Text, Always),
+            ("days_left", "DAYS LEFT", Count, Always),
+            ("consequence", "CONSEQUENCE", Text, Always),
+        ],
+        ViewTopic::Config => &[
+            ("key", "KEY", Text, Always),
+            ("value", "VALUE", Text, Always),
+            ("restart_pending", "RESTART PENDING", Text, Always),
+        ],
+        ViewTopic::Replicas => &[
+            ("host", "HOST", Text, Always),
+            ("pid", "PID", Count, Always),
+            ("version", "VERSION", Text, Always),
+            ("state", "STATE", Text, Always),
+            ("why", "WHY", Text, Always),
+            ("started_at", "STARTED", Text, Always),
+            ("connections", "CONNECTIONS", Count, Always),
+            ("calls", "CALLS", Count, Always),
+            ("streams", "STREAMS", Count, Always),
+            ("sessions", "SESSIONS", Count, WideOnly),
+            ("shards", "SHARDS", Count, WideOnly),
+        ],
+        _ => &[("part", "PART", Text, Always), ("version", "VERSION", Text, Always)],
+    }
+}
+
+/// The order of rows without `--sort`: what an operator looks for stands at the top.
+const fn default_order(topic: ViewTopic) -> &'static str {
+    match topic {
+        ViewTopic::Clients | ViewTopic::Users | ViewTopic::Hot => "calls",
+        ViewTopic::Watches => "watches",
+        ViewTopic::Leases => "renewals",
+        ViewTopic::Locks => "waiting_seconds",
+        ViewTopic::Slow => "took_micros",
+        ViewTopic::Sessions => "peer",
+        ViewTopic::Members => "name",
+        ViewTopic::Limits => "scope",
+        ViewTopic::Certs => "expires_at",
+        ViewTopic::Config => "key",
+        ViewTopic::Replicas => "host",
+        ViewTopic::Version => "part",
+    }
+}
+
+impl FromStr for RowFilter {
+    type Err = ViewArgumentError;
+
+    fn from_str(text: &str) -> Result<Self, ViewArgumentError> {
+        let wrong = || ViewArgumentError::NoCondition(text.to_owned());
+        let at = text.find(['=', '~', '>', '<']).ok_or_else(wrong)?;
+        let (field, rest) = text.split_at(at);
+        let (sign, value) = rest.split_at(1);
+        let comparison = match sign {
+            "=" => Comparison::Equal,
+            "~" => Comparison::Contains,
+            ">" => Comparison::Above,
+            _ => Comparison::Below,
+        };
+        let is_number = value.parse::<f64>().is_ok();
+        if field.is_empty() || (matches!(comparison, Comparison::Above | Comparison::Below) && !is_number) {
+            return Err(wrong());
+        }
+        Ok(Self { field: field.to_owned(), comparison, value: value.to_owned() })
+    }
+}
+
+impl RowFilter {
+    fn holds(&self, row: &ViewRow) -> bool {
+        let value = row.get(&self.field).unwrap_or(&Value::Null);
+        let number = || Some((value.as_f64()?, self.value.parse().ok()?));
+        match self.comparison {
+            Comparison::Equal => text_of(value) == self.value,
+            Comparison::Contains => text_of(value).contains(&self.value),
+            Comparison::Above => number().is_some_and(|(value, bound): (f64, f64)| value > bound),
+            Comparison::Below => number().is_some_and(|(value, bound): (f64, f64)| value < bound),
+        }
+    }
+}
+
+impl View {
+    /// Keeps the rows for which all conditions hold, in the wanted order: numbers from the highest, texts
+    /// from the first in the alphabet; `is_reversed` for the other way round.
+    ///
+    /// # Errors
+    /// A field that the rows do not have.
+    pub fn arrange(
+        &mut self,
+        order: Option<&str>,
+        is_reversed: bool,
+        filters: &[RowFilter],
+    ) -> Result<(), ViewArgumentError> {
+        let fields = self.fields();
+        for field in filters.iter().map(|filter| filter.field.as_str()).chain(order) {
+            if !fields.contains(field) {
+                let known = fields.into_iter().collect::<Vec<_>>().join(", ");
+                return Err(ViewArgumentError::UnknownField(field.to_owned(), known));
+            }
+        }
+        self.rows.retain(|row| filters.iter().all(|filter| filter.holds(row)));
+        let order = order.unwrap_or_else(|| default_order(self.topic));
+        let value = |row: &ViewRow| row.get(order).cloned().unwrap_or(Value::Null);
+        self.rows.sort_by(|a, b| compare(&value(a), &value(b), is_reversed));
+        Ok(())
+    }
+
+    /// The fields of the rows. A topic without a row still has the fields of its columns.
+    fn fields(&self) -> BTreeSet<String> {
+        let columns = columns(self.topic).iter().map(|(field, ..)| (*field).to_owned());
+        columns.chain(self.rows.iter().flat_map(|row| row.keys().cloned())).collect()
+    }
+
+    /// Adds rates per second since an earlier view of the same topic: `calls_per_second` and so on. A row
+    /// that is new since then has no rate.
+    pub fn add_rates(&mut self, earlier: &Self) {
+        let time = self.uptime_seconds - earlier.uptime_seconds;
+        let has_rates = matches!(self.topic, ViewTopic::Clients | ViewTopic::Users | ViewTopic::Watches);
+        if time <= 0.0 || !has_rates {
+            return;
+        }
+        let before: HashMap<String, &ViewRow> =
+            earlier.rows.iter().map(|row| (identity(self.topic, row), row)).collect();
+        for row in &mut self.rows {
+            let Some(before) = before.get(&identity(self.topic, row)) else { continue };
+            for field in ["calls", "bytes_in", "bytes_out", "events"] {
+                let count = |row: &ViewRow| row.get(field).and_then(Value::as_f64);
+                if let (Some(now), Some(then)) = (count(row), count(before)) {
+                    let rate = ((now - then).max(0.0) / time * 10.0).round() / 10.0;
+                    row.insert(format!("{field}_per_second"), rate.into());
+                }
+            }
+        }
+    }
+
+    /// The rows as a table.
+    #[must_use]
+    pub fn table(&self, width: TableWidth) -> String {
+        let has_rates = self.rows.iter().any(|row| row.keys().any(|field| field.ends_with("_per_second")));
+        let is_shown = |(field, _, _, shown): &&ViewColumn| {
+            (*shown == Always || width == TableWidth::Wide) && (has_rates || !field.ends_with("_per_second"))
+        };
+        let shown: Vec<&ViewColumn> = columns(self.topic).iter().filter(is_shown).collect();
+        let heads: Vec<TableColumn> = shown
+            .iter()
+            .map(|(_, head, form, _)| match form {
+                Text => TableColumn::Text(head),
+                _ => TableColumn::Number(head),
+            })
+            .collect();
+        let mut table = TerminalTable::new(&heads, width);
+        for row in &self.rows {
+            table.row(shown.iter().map(|(field, _, form, _)| cell_text(row.get(*field), *form)));
+        }
+        match self.left_out {
+            0 => table.to_string(),
+            more => format!("{table}{more} rows more are left out\n"),
+        }
+    }
+}
+
+/// The text of a cell.
+#[must_use]
+pub fn cell_text(value: Option<&Value>, form: CellForm) -> String {
+    let Some(value) = value.filter(|value| !value.is_null()) else { return String::new() };
+    let number = value.as_f64().unwrap_or_default().max(0.0);
+    // A number of a row is far below 2^53.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped above, saturating")]
+    let whole = number as u64;
+    match form {
+        Text | Count => text_of(value),
+        Bytes => size(whole),
+        Rate => format!("{number:.1}"),
+        Age => age(whole),
+        Micros => format!("{}.{} ms", whole / 1000, whole % 1000 / 100),
+    }
+}
+
+/// The fields that make a row the same row in a later view.
+fn identity(topic: ViewTopic, row: &ViewRow) -> String {
+    let fields: &[&str] = match topic {
+        ViewTopic::Users => &["user"],
+        ViewTopic::Watches => &["client", "key", "range_end"],
+        _ => &["client"],
+    };
+    let texts: Vec<String> =
+        fields.iter().map(|field| text_of(row.get(*field).unwrap_or(&Value::Null))).collect();
+    texts.join("\0")
+}
+
+fn compare(a: &Value, b: &Value, is_reversed: bool) -> Ordering {
+    let turned = |order: Ordering| if is_reversed { order.reverse() } else { order };
+    match (a, b) {
+        (Value::Null, Value::Null) => Ordering::Equal,
+        (Value::Null, _) => Ordering::Greater,
+        (_, Value::Null) => Ordering::Less,
+        (Value::Number(a), Value::Number(b)) => {
+            turned(b.as_f64().partial_cmp(&a.as_f64()).unwrap_or(Ordering::Equal))
+        }
+        (a, b) => turned(text_of(a).cmp(&text_of(b))),
+    }
+}
+
+fn text_of(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Seconds in the two largest units.
+fn age(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m{:02}s", seconds % 60),
+        (0, _, _) => format!("{hours}h{:02}m", minutes % 60),
+        _ => format!("{days}d{:02}h", hours % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn view(topic: ViewTopic, rows: Value) -> View {
+        let rows = serde_json::from_value(rows).expect("rows");
+        let taken_at = "2026-01-01T00:00:00Z".to_owned();
+        View { schema_version: 1, topic, taken_at, uptime_seconds: 10.0, rows, left_out: 0 }
+    }
+
+    fn clients() -> View {
+        view(
+            ViewTopic::Clients,
+            json!([
+                {"client": 1, "user": "alice", "address": "10.0.0.1:1", "calls": 5, "watches": 1},
+                {"client": 2, "user": null, "address": "10.0.0.2:1", "calls": 70, "watches": 0},
+                {"client": 3, "user": "bob", "address": "10.0.0.3:1", "calls": 6, "watches": 9000},
+            ]),
+        )
+    }
+
+    fn order(view: &View) -> Vec<u64> {
+        view.rows.iter().filter_map(|row| row["client"].as_u64()).collect()
+    }
+
+    #[test]
+    fn the_highest_number_stands_at_the_top_and_the_unknown_at_the_bottom() {
+        for (field, is_reversed, expected) in [
+            (None, false, [2, 3, 1]),
+            (Some("watches"), false, [3, 1, 2]),
+            (Some("watches"), true, [2, 1, 3]),
+            (Some("user"), false, [1, 3, 2]),
+            (Some("user"), true, [3, 1, 2]),
+        ] {
+            let mut view = clients();
+            view.arrange(field, is_reversed, &[]).unwrap();
+            assert_eq!(order(&view), expected, "{field:?} {is_reversed}");
+        }
+    }
+
+    #[test]
+    fn rows_are_kept_for_which_every_condition_holds() {
+        for (filters, expected) in [
+            (&["user=alice"][..], &[1][..]),
+            (&["user="], &[2]),
+            (&["address~10.0.0."], &[2, 3, 1]),
+            (&["calls>5", "watches<10"], &[2]),
+        ] {
+            let filters: Vec<RowFilter> = filters.iter().map(|text| text.parse().unwrap()).collect();
+            let mut view = clients();
+            view.arrange(None, false, &filters).unwrap();
+            assert_eq!(order(&view), expected, "{filters:?}");
+        }
+        for wrong in ["", "user", "=alice", "calls>many"] {
+            assert!(wrong.parse::<RowFilter>().is_err(), "{wrong}");
+        }
+        let unknown = clients().arrange(Some("cals"), false, &[]).unwrap_err().to_string();
+        assert!(unknown.contains("\"cals\"") && unknown.contains("calls, "), "{unknown}");
+        let filter = "nobody=1".parse().unwrap();
+        assert!(clients().arrange(None, false, &[filter]).is_err());
+    }
+
+    #[test]
+    fn rates_are_between_two_views_of_the_same_row() {
+        let earlier = clients();
+        let mut later = clients();
+        later.uptime_seconds = 14.0;
+        later.rows[0]["calls"] = 25.into();
+        later.rows[1]["client"] = 4.into();
+        later.add_rates(&earlier);
+        assert_eq!(later.rows[0]["calls_per_second"], 5.0);
+        assert!(!later.rows[1].contains_key("calls_per_second"), "it is a new connection");
+        later.arrange(Some("calls_per_second"), false, &[]).unwrap();
+        assert_eq!(order(&later), [1, 3, 4]);
+        assert!(later.table(TableWidth::Fit).contains("| CALLS/S |"), "{}", later.table(TableWidth::Fit));
+        assert!(!earlier.table(TableWidth::Fit).contains("CALLS/S"));
+    }
+
+    #[test]
+    fn every_table_fits_and_a_wide_one_has_all_columns() {
+        for (_, topic) in ViewTopic::ALL {
+            let row: serde_json::Map<String, Value> = columns(topic)
+                .iter()
+                .map(|(field, _, form, _)| {
+                    let value = if *form == Text { "a rather long text".into() } else { 123_456_789.into() };
+                    ((*field).to_owned(), value)
+                })
+                .collect();
+            let view = view(topic, json!([row]));
+            let widest = |width| view.table(width).lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(widest(TableWidth::Fit) <= 100, "{}", view.table(TableWidth::Fit));
+            let wide = view.table(TableWidth::Wide);
+            assert!(columns(topic).iter().all(|(_, head, ..)| wide.contains(head)), "{wide}");
+            assert!(columns(topic).iter().any(|(field, ..)| *field == default_order(topic)), "{topic:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_told_in_their_units() {
+        for (value, form, text) in [
+            (json!(null), Age, ""),
+            (json!(59), Age, "59s"),
+            (json!(3_599), Age, "59m59s"),
+            (json!(7_300), Age, "2h01m"),
+            (json!(90_000), Age, "1d01h"),
+            (json!(1234), Micros, "1.2 ms"),
+            (json!(1_500_000), Bytes, "1.5 MB"),
+            (json!(2.25), Rate, "2.2"),
+            (json!(true), Text, "true"),
+            (json!(-3), Count, "-3"),
+        ] {
+            assert_eq!(cell_text(Some(&value), form), text);
+        }
+    }
+}
