@@ -19,7 +19,7 @@ use keyward::telemetry::rest_metrics::RestLabels;
 use keyward::telemetry::single_label::one;
 use keyward::telemetry::unread_metrics::GiveUpReason;
 
-const DOCUMENTS: [&str; 12] = [
+const DOCUMENTS: [&str; 13] = [
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -29,6 +29,7 @@ const DOCUMENTS: [&str; 12] = [
     "deploy/migrate-to-tls.md",
     "deploy/monitoring/README.md",
     "deploy/operate.md",
+    "deploy/packages.md",
     "deploy/patroni.md",
     "deploy/remove-keyward.md",
     "docs/audit.md",
@@ -407,20 +408,20 @@ fn image_context() -> tempfile::TempDir {
     folder
 }
 
-/// No container engine is needed: this is the build's own step, in what an engine would give to it. With `KEYWARD_TEST_FULL` the
-/// program is compiled there; else cargo reads the manifest and all that it names, which is what a file that is left out breaks.
+/// Cargo reads the manifest and all that it names, in what an engine would give to the build, which is what a file that is left out
+/// breaks. `tests/packages` builds and runs the image, and with `--full` compiles the program in that context.
 #[test]
 fn the_image_builds_from_what_its_ignore_file_leaves() {
     let dockerfile = read("deploy/Dockerfile");
     let (build_stage, _) = dockerfile.rsplit_once("\nFROM ").expect("a stage that builds, and the image");
     let built: Vec<&str> = build_stage.lines().filter_map(|line| line.strip_prefix("RUN ")).collect();
-    assert_eq!(built.last(), Some(&"cargo build --release --locked --bin keyward"));
+    assert_eq!(built.last(), Some(&"deploy/package binary && deploy/package rootfs /rootfs"));
     assert!(built.iter().rev().skip(1).all(|step| step.starts_with("apt-get ")), "{built:?}");
     let context = image_context();
     let copied = dockerfile.lines().filter_map(|line| line.strip_prefix("COPY "));
     let copied: Vec<&str> =
         copied.filter_map(|line| line.split(' ').next()).filter(|from| !from.starts_with("--")).collect();
-    assert_eq!(copied, [".", "LICENSE"]);
+    assert_eq!(copied, ["."]);
     assert!(copied.iter().all(|name| context.path().join(name).exists()));
     let cargo = |arguments: &[&str]| {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -439,10 +440,7 @@ fn the_image_builds_from_what_its_ignore_file_leaves() {
         version.and_then(|version| version.strip_prefix("1.")?.parse().ok()).expect("a version of Rust 1")
     };
     assert!(number(image) >= number(needed), "{image:?} {needed:?}");
-    if std::env::var("KEYWARD_TEST_FULL").as_deref() == Ok("1") {
-        cargo(&["build", "--profile", "ci", "--bin", "keyward", "--target-dir", "target"]);
-        assert!(context.path().join("target/ci/keyward").exists());
-    }
+    assert!(context.path().join("deploy/package").exists());
 }
 
 #[test]

@@ -1,0 +1,190 @@
+"""Commands, and the tools that the parts need: from the registries, kept in the cache.
+
+Owns: the versions of these tools. Must not know: any package of Keyward.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keyward"
+OUT = ROOT / "target" / "package"
+
+CARGO_DEB, CARGO_CYCLONEDX, HELM = "3.8.0", "0.5.9", "v3.22.0"
+# The schemas of Kubernetes' own objects and of the Prometheus operator's, and yaml.
+SCHEMAS = {"kubernetes-validate": "1.37.0", "cloudcoil-models-prometheus-operator": "0.80.1.0"}
+SUITE = "bookworm"
+# Program and Debian package.
+PROGRAMS = {
+    "musl-gcc": "musl-tools", "objcopy": "binutils", "podman": "podman", "crun": "crun", "mmdebstrap": "mmdebstrap",
+    "lintian": "lintian", "openssl": "openssl", "unshare": "util-linux", "xz": "xz-utils",
+}
+
+
+class Failed(Exception):
+    """One line that says what is wrong, perhaps with the output of a command behind it."""
+
+
+def say(text):
+    print(f"packages: {text}", flush=True)
+
+
+def expect(condition, text):
+    if not condition:
+        raise Failed(text)
+
+
+def run(*argv, fails=False, limit=300, **options):
+    """Runs a command and returns it, ended; its output is in the fault where its exit code is not as expected."""
+    try:
+        done = subprocess.run([str(part) for part in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=limit, **options)
+    except FileNotFoundError as fault:
+        raise Failed(f"{argv[0]}: {fault.strerror}") from fault
+    except subprocess.TimeoutExpired as fault:
+        raise Failed(f"`{' '.join(map(str, argv))}` did not end in {limit} s:\n{fault.stdout}") from fault
+    if (done.returncode != 0) != fails:
+        raise Failed(f"`{' '.join(map(str, argv))}`: exit code {done.returncode}:\n{done.stdout}")
+    return done
+
+
+def output(*argv, **options):
+    return run(*argv, **options).stdout
+
+
+def package(what, profile, *more, limit=7200, **environment):
+    """`deploy/package`, with the tools of the cache."""
+    tools = [CACHE / "tools" / name / "bin" for name in
+             (f"cargo-deb-{CARGO_DEB}", f"cargo-cyclonedx-{CARGO_CYCLONEDX}", f"helm-{HELM}")]
+    path = ":".join([*map(str, tools), os.environ["PATH"]])
+    return output(ROOT / "deploy" / "package", what, *more, limit=limit,
+                  env={**os.environ, "PATH": path, "PROFILE": profile, **environment})
+
+
+def version():
+    return next(line.split('"')[1] for line in (ROOT / "Cargo.toml").read_text().splitlines() if line.startswith("version = "))
+
+
+def wait_for(condition, what, limit=60):
+    """Waits until the condition gives something true, and returns it."""
+    end = time.monotonic() + limit
+    while not (found := condition()):
+        expect(time.monotonic() < end, f"not within {limit} s: {what}")
+        time.sleep(0.1)
+    return found
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def http_status(url):
+    """The status of a GET on loopback, or None where nobody answers."""
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as refused:
+        return refused.code
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def etcd():
+    """A real etcd of one member; the value has its `url`, `process` and the path of its `etcdctl`."""
+    newest = output(ROOT / "tests" / "get-etcd", "--list", "ci").split()[-1]
+    folder = Path(subprocess.run([ROOT / "tests" / "get-etcd", newest], stdout=subprocess.PIPE, text=True, check=True).stdout.strip())
+    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    with tempfile.TemporaryDirectory() as data, open(Path(data) / "log", "w") as log:
+        process = subprocess.Popen(
+            [folder / "etcd", "--name", "m1", "--data-dir", Path(data) / "m1", "--listen-client-urls", client,
+             "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+             "--initial-cluster", f"m1={peer}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            wait_for(lambda: http_status(f"{client}/health") == 200, "etcd is healthy")
+            yield Etcd(client, process, folder / "etcdctl")
+        finally:
+            process.kill()
+            process.wait()
+
+
+class Etcd:
+    def __init__(self, url, process, etcdctl):
+        self.url, self.process, self.etcdctl = url, process, etcdctl
+
+    def ctl(self, endpoint, *argv):
+        return output(self.etcdctl, "--endpoints", endpoint, *argv, env={**os.environ, "ETCDCTL_API": "3"})
+
+    def use(self, port, key):
+        """A Put and a Range through Keyward; and etcd itself has the key."""
+        expect(self.ctl(f"http://127.0.0.1:{port}", "put", key, "a value") == "OK\n", "put is not OK")
+        for endpoint in (f"http://127.0.0.1:{port}", self.url):
+            expect(self.ctl(endpoint, "get", key) == f"{key}\na value\n", f"{endpoint} does not have the key")
+
+
+def install_programs():
+    missing = [package for program, package in PROGRAMS.items() if not shutil.which(program)]
+    if missing:
+        say(f"installing {' '.join(missing)}")
+        expect(shutil.which("apt-get") and os.geteuid() == 0, f"missing, and not root or no apt-get: {' '.join(missing)}")
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        run("apt-get", "-qq", "update", env=environment)
+        run("apt-get", "-qq", "install", "-y", "--no-install-recommends", *missing, env=environment, limit=900)
+
+
+def cargo_tool(name, wanted, *options):
+    home = CACHE / "tools" / f"{name}-{wanted}"
+    if not (home / "bin" / name).exists():
+        say(f"building {name} {wanted} once, into {home}")
+        with tempfile.TemporaryDirectory() as target:
+            environment = {**os.environ, "CARGO_TARGET_DIR": target, "CARGO_PROFILE_DEV_DEBUG": "0"}
+            run("cargo", "install", "--quiet", "--debug", "--locked", "--version", wanted, "--root", home, *options, name,
+                env=environment, limit=1800)
+
+
+def helm():
+    home = CACHE / "tools" / f"helm-{HELM}"
+    if not (home / "bin" / "helm").exists():
+        say(f"building helm {HELM} once, into {home}")
+        go = subprocess.run([ROOT / "tests" / "get-etcd", "--go"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+        environment = {**os.environ, "GOBIN": str(home / "bin"), "CGO_ENABLED": "0", "GOFLAGS": "-mod=mod"}
+        run(go, "install", "-trimpath", "-ldflags=-s -w", f"helm.sh/helm/v3/cmd/helm@{HELM}", env=environment, limit=1800)
+    return home / "bin" / "helm"
+
+
+def schemas():
+    """The Python that has the schemas."""
+    home = CACHE / "tools" / "-".join(["schemas", *SCHEMAS.values()])
+    python = home / "bin" / "python"
+    if not (home / "complete").exists():
+        say(f"installing {' '.join(SCHEMAS)}")
+        shutil.rmtree(home, ignore_errors=True)
+        # Without ensurepip, which is a package of its own in Debian.
+        run(sys.executable, "-m", "venv", "--without-pip", home)
+        target = output(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action=ignore",
+            "--target", target, *(f"{name}=={wanted}" for name, wanted in SCHEMAS.items()), limit=600)
+        (home / "complete").touch()
+    return python
+
+
+def debian_root():
+    """The archive of a small Debian with systemd."""
+    archive = CACHE / "tools" / f"debian-{SUITE}-systemd.tar"
+    if not archive.exists():
+        say(f"making a Debian {SUITE} once, into {archive}")
+        making = archive.with_suffix(".making.tar")
+        run("mmdebstrap", "--quiet", "--variant=essential", "--include=systemd,adduser", SUITE, making, limit=900)
+        making.rename(archive)
+    return archive
