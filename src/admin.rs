@@ -11,6 +11,7 @@ mod http_server;
 mod member_figures;
 pub mod operator_actions;
 mod revocation_effect;
+pub mod session_listing;
 pub mod socket;
 pub mod socket_client;
 pub mod status;

@@ -9,7 +9,6 @@
 //!
 //! A command is one line of JSON, and so is its answer: `{"revoke":{"user":"alice"}}`, `{"done":"…"}`.
 
-use std::fmt;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -18,8 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Interest};
 use tokio::net::unix::WriteHalf;
 use tokio::net::{UnixListener, UnixStream};
@@ -31,6 +28,7 @@ use super::doctor::{Doctor, DoctorReport};
 use super::drain::{Progress, Stage};
 use super::operator_actions::OperatorActions;
 use super::revocation_effect::RevocationEffect;
+use super::session_listing::SessionListing;
 use super::status::ReplicaStatus;
 use super::view::{View, ViewTopic, Viewer};
 use crate::audit::log::AuditLog;
@@ -38,7 +36,7 @@ use crate::audit::record::{AdminAuditRecord, Timestamp};
 use crate::config::audit_settings::AuditEvent;
 use crate::config::reload_request::{ReloadOutcome, ReloadRequests};
 use crate::downstream::acceptor::remove_stale;
-use crate::downstream::session::{InvalidSessionId, RevocationChange, RevocationEntry, Sealer};
+use crate::downstream::session::{InvalidSessionId, RevocationChange, Sealer};
 use crate::identity::UserName;
 use crate::io::listening_sockets::ListeningSockets;
 use crate::io::socket_passing;
@@ -142,7 +140,7 @@ pub enum AdminAnswer {
     /// The outcome is unknown. The command may be repeated.
     Unknown(String),
     /// Answer to [`AdminCommand::Sessions`].
-    Sessions(Listing),
+    Sessions(SessionListing),
     /// Answer to [`AdminCommand::Status`].
     Status(Box<ReplicaStatus>),
     /// Answer to [`AdminCommand::Doctor`].
@@ -155,28 +153,6 @@ pub enum AdminAnswer {
     Draining(Progress),
     /// The names of the listening sockets, which are sent with the answer.
     HandingOver(Vec<String>),
-}
-
-/// The sessions seen by a replica, and the revoked users.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Listing {
-    sessions: Vec<SessionRow>,
-    users: Vec<RevokedUserRow>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct SessionRow {
-    id: String,
-    peer: String,
-    issued_at: u64,
-    stands: bool,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct RevokedUserRow {
-    name: String,
-    generation: u64,
-    blocked: bool,
 }
 
 /// Executes the commands.
@@ -481,7 +457,7 @@ impl AdminCommandService {
                 Ok(view) => AdminAnswer::View(view),
                 Err(silent) => AdminAnswer::Failed(silent.to_string()),
             },
-            _ => AdminAnswer::Sessions(self.listing()),
+            _ => AdminAnswer::Sessions(SessionListing::of(&self.sealer, &self.register.revocations())),
         }
     }
 
@@ -499,29 +475,6 @@ impl AdminCommandService {
             }
         }
         AdminAnswer::Draining(self.state.exit.progress(&self.state.metrics))
-    }
-
-    fn listing(&self) -> Listing {
-        let row = |seen: crate::downstream::session::ListedSession| SessionRow {
-            id: seen.id.to_string(),
-            peer: seen.peer.to_string(),
-            issued_at: seen.issued_at,
-            stands: seen.is_valid,
-        };
-        let mut sessions: Vec<_> = self.sealer.listed_sessions().into_iter().map(row).collect();
-        sessions.sort_by(|a, b| (&a.peer, a.issued_at, &a.id).cmp(&(&b.peer, b.issued_at, &b.id)));
-        let revocations = self.register.revocations();
-        let user = |entry| match entry {
-            RevocationEntry::User(name, standing) => Some(RevokedUserRow {
-                name: name.as_str().to_owned(),
-                generation: standing.generation,
-                blocked: standing.blocked,
-            }),
-            RevocationEntry::Session(_) => None,
-        };
-        let mut users: Vec<_> = revocations.entries().filter_map(user).collect();
-        users.sort_by(|a, b| a.name.cmp(&b.name));
-        Listing { sessions, users }
     }
 }
 
@@ -580,33 +533,6 @@ fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSes
     }))
 }
 
-/// Formats the listing for a terminal.
-impl fmt::Display for Listing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:32}  {:20}  {:7}  PEER", "SESSION", "ISSUED", "")?;
-        for row in &self.sessions {
-            let state = if row.stands { "" } else { "revoked" };
-            let peer = row.peer.escape_debug();
-            writeln!(f, "{:32}  {:20}  {state:7}  {peer}", row.id, moment(row.issued_at))?;
-        }
-        if !self.users.is_empty() {
-            writeln!(f, "\n{:20}  {:7}  USER", "REVOKED BEFORE", "")?;
-        }
-        for user in &self.users {
-            let state = if user.blocked { "blocked" } else { "" };
-            let name = user.name.escape_debug();
-            writeln!(f, "{:20}  {state:7}  {name}", moment(user.generation / 1_000_000))?;
-        }
-        Ok(())
-    }
-}
-
-/// Formats seconds of the Unix epoch as RFC 3339; a number if the year has more than four digits.
-fn moment(seconds: u64) -> String {
-    let moment = i64::try_from(seconds).ok().and_then(|s| OffsetDateTime::from_unix_timestamp(s).ok());
-    moment.and_then(|moment| moment.format(&Rfc3339).ok()).unwrap_or_else(|| seconds.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -623,6 +549,8 @@ mod tests {
             (AdminCommand::Doctor {}, r#"{"doctor":{}}"#),
             (AdminCommand::Drain {}, r#"{"drain":{}}"#),
             (AdminCommand::Reload {}, r#"{"reload":{}}"#),
+            (AdminCommand::HandOver {}, r#"{"hand_over":{}}"#),
+            (AdminCommand::Release {}, r#"{"release":{}}"#),
             (AdminCommand::LogLevel { filter: "info".into() }, r#"{"log_level":{"filter":"info"}}"#),
             (AdminCommand::Show { topic: ViewTopic::Clients }, r#"{"show":{"topic":"clients"}}"#),
             (AdminCommand::Kick { client: 7 }, r#"{"kick":{"client":7}}"#),
@@ -655,18 +583,5 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(bind(&file).is_err() && bind(&link).is_err());
         assert_eq!(std::fs::read(&file).unwrap(), b"data");
-    }
-
-    #[test]
-    fn moments_are_dates() {
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_700_000_000, "2023-11-14T22:13:20Z"),
-            (1_772_323_199, "2026-02-28T23:59:59Z"),
-            (4_107_542_400, "2100-03-01T00:00:00Z"),
-        ] {
-            assert_eq!(moment(seconds), text);
-        }
     }
 }

@@ -1,0 +1,105 @@
+//! `keyward sessions`: the sessions seen by a replica, and the revoked users.
+//!
+//! Owns: the rows, and their form for a terminal. Must not know: the admin socket. Invariant: names are
+//! escaped, and no token is shown.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::downstream::session::{ListedSession, RevocationEntry, Revocations, Sealer};
+
+/// The sessions seen by a replica, and the revoked users.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SessionListing {
+    sessions: Vec<SessionRow>,
+    users: Vec<RevokedUserRow>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct SessionRow {
+    id: String,
+    peer: String,
+    issued_at: u64,
+    stands: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct RevokedUserRow {
+    name: String,
+    generation: u64,
+    blocked: bool,
+}
+
+impl SessionListing {
+    /// Lists the sessions known to `sealer`, and the users among `revocations`.
+    #[must_use]
+    pub fn of(sealer: &Sealer, revocations: &Revocations) -> Self {
+        let row = |seen: ListedSession| SessionRow {
+            id: seen.id.to_string(),
+            peer: seen.peer.to_string(),
+            issued_at: seen.issued_at,
+            stands: seen.is_valid,
+        };
+        let mut sessions: Vec<_> = sealer.listed_sessions().into_iter().map(row).collect();
+        sessions.sort_by(|a, b| (&a.peer, a.issued_at, &a.id).cmp(&(&b.peer, b.issued_at, &b.id)));
+        let user = |entry| match entry {
+            RevocationEntry::User(name, standing) => Some(RevokedUserRow {
+                name: name.as_str().to_owned(),
+                generation: standing.generation,
+                blocked: standing.blocked,
+            }),
+            RevocationEntry::Session(_) => None,
+        };
+        let mut users: Vec<_> = revocations.entries().filter_map(user).collect();
+        users.sort_by(|a, b| a.name.cmp(&b.name));
+        Self { sessions, users }
+    }
+}
+
+/// Formats the listing for a terminal.
+impl fmt::Display for SessionListing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:32}  {:20}  {:7}  PEER", "SESSION", "ISSUED", "")?;
+        for row in &self.sessions {
+            let state = if row.stands { "" } else { "revoked" };
+            let peer = row.peer.escape_debug();
+            writeln!(f, "{:32}  {:20}  {state:7}  {peer}", row.id, moment(row.issued_at))?;
+        }
+        if !self.users.is_empty() {
+            writeln!(f, "\n{:20}  {:7}  USER", "REVOKED BEFORE", "")?;
+        }
+        for user in &self.users {
+            let state = if user.blocked { "blocked" } else { "" };
+            let name = user.name.escape_debug();
+            writeln!(f, "{:20}  {state:7}  {name}", moment(user.generation / 1_000_000))?;
+        }
+        Ok(())
+    }
+}
+
+/// Formats seconds of the Unix epoch as RFC 3339; a number if the year has more than four digits.
+fn moment(seconds: u64) -> String {
+    let moment = i64::try_from(seconds).ok().and_then(|s| OffsetDateTime::from_unix_timestamp(s).ok());
+    moment.and_then(|moment| moment.format(&Rfc3339).ok()).unwrap_or_else(|| seconds.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_dates() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_700_000_000, "2023-11-14T22:13:20Z"),
+            (1_772_323_199, "2026-02-28T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(moment(seconds), text);
+        }
+    }
+}
