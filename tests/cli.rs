@@ -534,14 +534,16 @@ fn every_topic_is_shown_as_a_table_and_as_json() {
         assert!(view["taken_at"].as_str().is_some_and(|at| at.ends_with('Z')), "{view}");
         for form in ["table", "wide"] {
             let (code, stdout, stderr) = served.ask(&["show", topic, "-o", form]);
-            assert!(code == 0 && stderr.is_empty() && stdout.starts_with("+-"), "{topic}: {stdout}{stderr}");
+            let head = stdout.lines().next().unwrap_or_default();
+            let is_head = !head.is_empty() && head == head.to_uppercase();
+            assert!(code == 0 && stderr.is_empty() && is_head, "{topic}: {stdout}{stderr}");
             let fits = stdout.lines().all(|line| line.chars().count() <= 100);
             assert!(fits || form == "wide", "{stdout}");
         }
     }
     let shown = |arguments: &[&str]| served.ask(&[&["show"], arguments].concat());
     let (_, config, _) = shown(&["config", "--filter", "key=drain.timeout"]);
-    assert!(config.contains("| drain.timeout | 7s"), "{config}");
+    assert!(config.contains("drain.timeout  7s"), "{config}");
     let (_, replica, _) = shown(&["replicas", "-o", "json"]);
     assert!(replica.contains(&format!("\"pid\":{}", served.child.id())), "{replica}");
     for unknown in [&["clients", "--sort", "cals"][..], &["clients", "--filter", "cals=1"]] {

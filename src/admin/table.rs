@@ -6,10 +6,16 @@
 
 use std::fmt;
 
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 
 /// Width of a table that fits: a terminal window as most people leave it is wider by little, if at all.
 pub const COLUMNS: u16 = 100;
+
+/// Longest text that is not wrapped in a table of [`TableWidth::Fit`]: an IPv4 address with its port.
+const UNBROKEN: u16 = 22;
+
+/// Spaces between two columns.
+const PADDING: u16 = 2;
 
 /// The width of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +45,7 @@ impl TerminalTable {
     /// A table without rows.
     pub(super) fn new(columns: &[TableColumn], width: TableWidth) -> Self {
         let mut table = Table::new();
-        table.load_style(presets::ASCII_FULL_CONDENSED);
+        table.load_style(presets::NOTHING);
         match width {
             TableWidth::Fit => {
                 table.set_content_arrangement(ContentArrangement::Dynamic).set_width(COLUMNS);
@@ -48,7 +54,8 @@ impl TerminalTable {
                 table.set_content_arrangement(ContentArrangement::Disabled);
             }
         }
-        table.set_header(columns.iter().map(|column| column.name()));
+        table.set_header(columns.iter().map(|column| column.cell(column.name())));
+        table.column_iter_mut().for_each(|column| _ = column.set_padding((0, PADDING)));
         Self { columns: columns.to_vec(), table }
     }
 
@@ -78,7 +85,22 @@ impl TableColumn {
 
 impl fmt::Display for TerminalTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.table)
+        let mut table = self.table.clone();
+        let widths = table.column_max_content_widths();
+        // The last column takes wrapped texts, if the others leave room for a word.
+        let last = widths.len().saturating_sub(1);
+        let is_unbroken = |(index, width): &(usize, u16)| *width <= UNBROKEN && *index != last;
+        let unbroken = widths.into_iter().enumerate().filter(is_unbroken).collect::<Vec<_>>();
+        let taken: u16 = unbroken.iter().map(|(_, width)| width + PADDING).sum();
+        if taken + UNBROKEN <= COLUMNS {
+            for (index, _) in unbroken {
+                if let Some(column) = table.column_mut(index) {
+                    column.set_constraint(ColumnConstraint::ContentWidth);
+                }
+            }
+        }
+        // No spaces behind the last cell of a line.
+        table.lines().try_for_each(|line| writeln!(f, "{}", line.trim_end()))
     }
 }
 
@@ -113,12 +135,9 @@ mod tests {
         table.row(["1".to_owned(), "a\n\u{1b}[2Jb".to_owned()]);
         table.row(["22222".to_owned()]);
         let expected = "\
-            +-------+---------------+\n\
-            | ID    | NAME          |\n\
-            +=======================+\n\
-            |     1 | a\\n\\u{1b}[2Jb |\n\
-            | 22222 |               |\n\
-            +-------+---------------+\n";
+            \x20  ID  NAME\n\
+            \x20   1  a\\n\\u{1b}[2Jb\n\
+            22222\n";
         assert_eq!(table.to_string(), expected);
     }
 

@@ -511,7 +511,7 @@ mod tests {
         assert!(!later.rows[1].contains_key("calls_per_second"), "it is a new connection");
         later.arrange(Some("calls_per_second"), false, &[]).unwrap();
         assert_eq!(order(&later), [1, 3, 4]);
-        assert!(later.table(TableWidth::Fit).contains("| CALLS/S |"), "{}", later.table(TableWidth::Fit));
+        assert!(later.table(TableWidth::Fit).contains("  CALLS/S  "), "{}", later.table(TableWidth::Fit));
         assert!(!earlier.table(TableWidth::Fit).contains("CALLS/S"));
     }
 

@@ -151,9 +151,7 @@ async fn keyward_at_level_trace_writes_no_secret() {
     let key = site.write("session.key", SESSION_KEY);
     let listener = format!(", tls.cert = {:?}, tls.key = {:?}", pair.cert, pair.key);
     let mut config = site.listening(&cluster, &listener);
-    config += &format!(
-        "session.key_files = [{key:?}]\nlog.level = \"trace\"\nlog.access = \"all\"\nlog.keys = true\n"
-    );
+    config += &format!("session.key_files = [{key:?}]\nlog.level = \"trace\"\nlog.keys = true\n");
     let front = Endpoint::tls(site.listen, cluster.pki(), None);
     let keyward = Keyward::start(site, &config).await;
 

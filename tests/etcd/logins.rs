@@ -12,7 +12,7 @@ use prost::Message;
 
 use crate::harness::binary::full;
 use crate::harness::client::lifetime;
-use crate::harness::keyward::{Keyward, NOBODY_IN_FILE, Site};
+use crate::harness::keyward::{ALL_CALLS, Keyward, NOBODY_IN_FILE, Site};
 use crate::harness::{Auth, Cluster, Options, Tls, newest, password, setup, versions, wait};
 use crate::raw::{Call, Endpoint};
 
@@ -99,7 +99,7 @@ async fn a_burst_costs_one_bcrypt_a_user_and_a_changed_password_is_noticed_by_no
         };
         let cluster = Cluster::start(&version, options).await;
         let site = Site::new();
-        let config = site.in_front_of(&cluster) + "log.access = \"off\"\n";
+        let config = site.in_front_of(&cluster).replace(ALL_CALLS, "log.access = \"off\"");
         let keyward = Keyward::start(site, &config).await;
         let through = Endpoint::plain(keyward.site().listen);
 

@@ -51,6 +51,8 @@ mod etcd_tokens;
 #[cfg(test)]
 mod etcdctl;
 #[cfg(test)]
+mod evening;
+#[cfg(test)]
 mod expiry;
 #[cfg(test)]
 mod first_minutes;

@@ -51,6 +51,11 @@ async fn nobody_answers(keyward: &Keyward, told: &Value, url: String) {
     assert!((0.0..20.0).contains(&age), "as long as /readyz says yes: {age}");
 }
 
+/// The lines of a table that have a cell with this word.
+fn rows_with(table: &str, word: &str) -> usize {
+    table.lines().filter(|line| line.split_whitespace().any(|cell| cell == word)).count()
+}
+
 #[tokio::test]
 async fn status_tells_of_each_member_what_etcdctl_tells() {
     for version in versions() {
@@ -108,9 +113,9 @@ async fn status_tells_of_each_member_what_etcdctl_tells() {
         assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
         for row in told["members"].as_array().expect("members") {
             let (id, name) = (row["id"].as_str().expect("a text"), row["name"].as_str().expect("a text"));
-            assert_eq!(table.matches(&format!("| {id} |")).count(), 1, "by its id: {table}");
-            assert_eq!(table.matches(&format!("\n| {name} ")).count(), 1, "by its name: {table}");
-            assert_eq!(wide.matches(&format!("| {id} |")).count(), 2, "in both tables: {wide}");
+            assert_eq!(rows_with(&table, id), 1, "by its id: {table}");
+            assert_eq!(table.matches(&format!("\n{name} ")).count(), 1, "by its name: {table}");
+            assert_eq!(rows_with(&wide, id), 2, "in both tables: {wide}");
         }
 
         // The others do not serve without it: they are two of four, of which three vote.

@@ -12,7 +12,7 @@ use tonic::{Code, Status, Streaming};
 
 use crate::caller::Caller;
 use crate::harness::binary::Version;
-use crate::harness::keyward::{Keyward, Site};
+use crate::harness::keyward::{ALL_CALLS, Keyward, Site};
 use crate::harness::{Auth, Cluster, Options, Tls, versions, wait};
 use crate::revocations::end;
 
@@ -48,9 +48,9 @@ async fn replica(cluster: &Cluster, keys: &Site) -> Keyward {
     let key = keys.write("session.key", &"0123456789abcdef".repeat(4));
     let mint = cluster.pki().mint();
     let config = format!(
-        "{}session.key_files = [{key:?}]\nlog.access = 'off'\n[[user]]\nname = \"*\"\nmint = true\n\
+        "{}session.key_files = [{key:?}]\n[[user]]\nname = \"*\"\nmint = true\n\
          [mint]\nca = {:?}\nkey = {:?}\n",
-        site.in_front_of(cluster),
+        site.in_front_of(cluster).replace(ALL_CALLS, "log.access = 'off'"),
         mint.cert,
         mint.key
     );

@@ -18,7 +18,7 @@ use tonic::Streaming;
 
 use crate::caller::Caller;
 use crate::harness::binary::{Version, full};
-use crate::harness::keyward::{Keyward, Site};
+use crate::harness::keyward::{ALL_CALLS, Keyward, Site};
 use crate::harness::pki::{Pair, Pki};
 use crate::harness::{Auth, Cluster, Options, Tls, password, versions, wait};
 
@@ -66,7 +66,7 @@ impl Revoked {
 
 /// Everybody is alice. There are many calls.
 fn before(site: &Site, cluster: &Cluster) -> String {
-    site.listening(cluster, ", default_user = \"alice\"") + "log.access = \"off\"\n"
+    site.listening(cluster, ", default_user = \"alice\"").replace(ALL_CALLS, "log.access = \"off\"")
 }
 
 /// Puts the pair where the configuration has it.

@@ -34,7 +34,7 @@ impl Scene {
     async fn start(version: Version) -> Scene {
         let cluster = Cluster::start(&version, Options::default()).await;
         let site = Site::new();
-        let config = site.in_front_of(&cluster) + "log.access = \"all\"\n";
+        let config = site.in_front_of(&cluster);
         let keyward = Keyward::start(site, &config).await;
         let (direct, through) = (Endpoint::plain(cluster.address(0)), Endpoint::plain(keyward.site().listen));
         Scene { version, cluster, keyward, direct, through }

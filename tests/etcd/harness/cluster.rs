@@ -443,6 +443,11 @@ impl Cluster {
         std::fs::remove_dir_all(data).expect("its data can be removed");
     }
 
+    /// Everything that a member has logged, over all its starts.
+    pub(crate) fn log(&self, i: usize) -> String {
+        self.members[i].process().output()
+    }
+
     /// Waits until exactly one running member leads and every running member knows a leader, and returns the one.
     pub(crate) async fn leader(&self) -> usize {
         let look = async || {

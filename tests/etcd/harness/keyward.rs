@@ -31,6 +31,8 @@ pub(crate) const NOBODY_IN_FILE: &str = concat!(
     "nobody:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$",
     "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n"
 );
+/// The line of a test's configuration that makes every call leave a record, which is not the default.
+pub(crate) const ALL_CALLS: &str = "log.access = \"all\"";
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Where one Keyward lives: its folder and its addresses, before it is started.
@@ -74,6 +76,8 @@ impl Site {
         let mut lines = vec![
             format!("listener = [{{ name = \"main\", address = \"{}\"{fields} }}]", self.listen),
             format!("admin.address = \"{}\"", self.admin),
+            // Every record may hold a secret, or tell where a call went.
+            ALL_CALLS.to_owned(),
             format!("cluster.endpoints = {:?}", advertised),
         ];
         lines

@@ -60,7 +60,7 @@ impl Files {
         let Files { session, users, signing, alice, issuer, mint, .. } = self;
         site.listening(cluster, &fields)
             + &format!(
-                "session.key_files = [{session:?}]\nlog.level = \"trace\"\nlog.access = \"all\"\nlog.keys = true\nadmin.socket = \"admin.sock\"\n\
+                "session.key_files = [{session:?}]\nlog.level = \"trace\"\nlog.keys = true\nadmin.socket = \"admin.sock\"\n\
                  revocation.state_file = \"state\"\n\
                  login.sources = [\"file\", \"etcd\"]\nlogin.users_file = {users:?}\n\
                  mint.ca = {:?}\nmint.key = {:?}\n\

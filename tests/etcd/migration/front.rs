@@ -63,7 +63,8 @@ impl Front {
         for _ in 0..2 {
             let site = Site::new();
             front.files(cluster, &site);
-            let base = placed(&base, cluster, &site);
+            // The stages of the page are told by access records.
+            let base = format!("log.access = \"all\"\n{}", placed(&base, cluster, &site));
             front.replicas.push(Keyward::start(site, &base).await);
             front.bases.push(base);
         }
