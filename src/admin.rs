@@ -1,4 +1,4 @@
-//! The operator's HTTP address: liveness, readiness and metrics.
+//! The operator's HTTP address: liveness, readiness, metrics and the status page.
 //!
 //! Owns: the answers of `/livez`, `/readyz` and `/metrics`; `connections` serves them. Must not know: the
 //! sockets of the data path. Invariants: no request on the admin address changes state (commands come by
@@ -15,6 +15,7 @@ pub mod session_listing;
 pub mod socket;
 pub mod socket_client;
 pub mod status;
+pub mod status_page;
 pub mod table;
 pub mod take_over;
 pub mod top_screen;
@@ -47,6 +48,8 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Readiness ends when no member seeing a leader has answered a probe for this long. Probes run every 0.5 s,
 /// and an unanswered probe adds its own time limit.
 const UNSEEN: Duration = Duration::from_secs(20);
+/// The answer to an unknown path.
+const NOT_FOUND: &str = "there are /livez, /readyz, /metrics and, unless admin.page is off, the page /\n";
 /// The `degraded` text of `/readyz` while the cluster has no quorum.
 const LOCAL_READS_ONLY: &str = "local reads only";
 
@@ -192,7 +195,7 @@ impl AdminState {
                 },
                 Some(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n"),
             },
-            (&Method::GET, _) => (StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics\n".into()),
+            (&Method::GET, _) => (StatusCode::NOT_FOUND, NOT_FOUND.into()),
             _ => (StatusCode::METHOD_NOT_ALLOWED, "GET only\n".into()),
         }
     }

@@ -7,6 +7,7 @@
 //! been read and checked; all faults are reported at once, with key paths; no secret is printed.
 
 mod address;
+mod admin_page;
 mod admin_socket;
 pub mod audit_settings;
 mod certificate_checks;
@@ -60,6 +61,7 @@ use crate::telemetry::access_settings::AccessLogSettings;
 use crate::users::UserPasswordHashes;
 
 pub use address::Address;
+pub use admin_page::{PageContent, PageSettings};
 pub use admin_socket::{AdminSocketSetting, DEFAULT_ADMIN_SOCKET, admin_socket};
 pub use client_connections::{ClientConnections, ClientPings};
 pub use client_tls::{ClientTls, MemberTrust};
@@ -549,6 +551,8 @@ pub struct Admin {
     pub address: SocketAddr,
     /// The unix socket for operator commands.
     pub socket: AdminSocketSetting,
+    /// The status page.
+    pub page: PageSettings,
 }
 
 /// Times of the drain.

@@ -2,8 +2,9 @@
 //!
 //! Owns: HTTP/1.1 on the admin address, and the bounds of an admin client. Must not know: the content of an
 //! answer. Invariants: a client sending no request or not reading its answer is disconnected within [`LIFE`]
-//! and [`LAST`]; no client can lock out another: at the connection limit the oldest connection is closed, so
-//! a liveness probe always gets a connection; concurrent scrapes of the metrics in one format share one text.
+//! and [`LAST`], unless the client reads the status page's events; no client can lock out another: at the
+//! connection limit the oldest connection is closed, so a liveness probe always gets a connection; concurrent
+//! scrapes of the metrics in one format share one text.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
@@ -25,6 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use super::AdminState;
+use super::status_page::StatusPage;
 use crate::tasks::{TaskHandle, Tasks};
 use crate::telemetry::exposition::ExpositionFormat;
 
@@ -43,8 +45,8 @@ const FRESH: Duration = Duration::from_secs(1);
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
 /// Serves the admin address forever.
-pub async fn serve(listener: TcpListener, state: Arc<AdminState>, tasks: Tasks) {
-    let pages = Rc::new(MetricsPages::default());
+pub async fn serve(listener: TcpListener, state: Arc<AdminState>, page: StatusPage, tasks: Tasks) {
+    let answers = Rc::new(Answers { state, page, pages: MetricsPages::default() });
     let mut open: VecDeque<TaskHandle> = VecDeque::new();
     loop {
         let stream = match listener.accept().await {
@@ -60,16 +62,29 @@ pub async fn serve(listener: TcpListener, state: Arc<AdminState>, tasks: Tasks) 
             // Dropping the task's handle closes the connection.
             drop(open.pop_front());
         }
-        let connection = serve_connection(stream, Arc::clone(&state), Rc::clone(&pages));
-        open.push_back(tasks.spawn("admin connection", connection));
+        open.push_back(tasks.spawn("admin connection", serve_connection(stream, Rc::clone(&answers))));
         // Yields, so that every accepted connection runs before later connections can evict it.
         tokio::task::yield_now().await;
     }
 }
 
-async fn serve_connection(stream: TcpStream, state: Arc<AdminState>, pages: Rc<MetricsPages>) {
+/// The sources of all answers.
+struct Answers {
+    state: Arc<AdminState>,
+    page: StatusPage,
+    pages: MetricsPages,
+}
+
+async fn serve_connection(stream: TcpStream, answers: Rc<Answers>) {
+    let listener_end = RefCell::new(None);
     let service = service_fn(|request: Request<Incoming>| {
-        let response = respond(&state, &pages, &request);
+        let response = match answers.page.answer(&request) {
+            Some((response, end)) => {
+                listener_end.replace(end);
+                response
+            }
+            None => respond(&answers.state, &answers.pages, &request).map(Either::Left),
+        };
         async move { Ok::<_, Infallible>(response) }
     });
     let mut builder = Builder::new();
@@ -78,6 +93,14 @@ async fn serve_connection(stream: TcpStream, state: Arc<AdminState>, pages: Rc<M
     let ended = match timeout(LIFE, connection.as_mut()).await {
         Ok(ended) => Ok(ended),
         Err(_) => {
+            let events = listener_end.take();
+            if let Some(events) = events {
+                // Both arms are cancel-safe: the connection goes on below.
+                tokio::select! {
+                    _ = connection.as_mut() => return,
+                    () = events.reached() => {}
+                }
+            }
             connection.as_mut().graceful_shutdown();
             timeout(LAST, connection).await
         }

@@ -166,9 +166,9 @@ pub struct AdminCommandService {
     /// Reports the status.
     pub state: Arc<AdminState>,
     /// Runs the examination of `keyward doctor`.
-    pub doctor: Doctor,
+    pub doctor: Arc<Doctor>,
     /// Reads views.
-    pub viewer: Viewer,
+    pub viewer: Arc<Viewer>,
     /// Ends connections, pauses members.
     pub actions: OperatorActions,
     /// Asks the reload task.

@@ -19,6 +19,7 @@ use crate::admin::doctor::Doctor;
 use crate::admin::drain::Exit;
 use crate::admin::operator_actions::OperatorActions;
 use crate::admin::socket::{self, AdminCommandService};
+use crate::admin::status_page::StatusPage;
 use crate::admin::view::Viewer;
 use crate::admin::{self, AdminState};
 use crate::config::reload_request::ReloadRequests;
@@ -78,8 +79,8 @@ pub(super) fn admin_commands(
         policy,
         sealer,
         state,
-        doctor,
-        viewer,
+        doctor: Arc::new(doctor),
+        viewer: Arc::new(viewer),
         actions,
         reload,
         audit,
@@ -106,7 +107,8 @@ pub(super) async fn open_admin(
     };
     let bound = bound.map_err(unbound(address.to_string()))?;
     sockets.opened(name, &bound)?;
-    let serve = admin::serve(bound, Arc::clone(state), tasks.clone());
+    let page = StatusPage::new(Arc::clone(&commands.viewer), Arc::clone(&commands.doctor), tasks.clone());
+    let serve = admin::serve(bound, Arc::clone(state), page, tasks.clone());
     tasks.spawn("admin", until_handed_over(serve, exit)).detach();
     let (bound, path) = match &config.admin.socket {
         AdminSocketSetting::Off => return Ok(()),

@@ -424,6 +424,17 @@ pub(super) struct TomlLimits {
 pub(super) struct TomlAdmin {
     pub(super) address: Option<String>,
     pub(super) socket: Option<String>,
+    pub(super) page: Option<TomlPageContent>,
+    pub(super) hosts: Option<Vec<String>>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum TomlPageContent {
+    Off,
+    Anonymous,
+    Full,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -193,6 +193,8 @@ mod tests {
             ("limits.member_in_flight = 1\n", &["limits"]),
             ("limits.logins_in_flight_per_member = 1\n", &["limits"]),
             ("admin.address = '127.0.0.1:9'\n", &["admin"]),
+            ("admin.page = 'full'\n", &["admin"]),
+            ("admin.hosts = ['ops.example.com']\n", &["admin"]),
             ("log.format = 'json'\n", &["log"]),
             ("runtime.shards = 1\n", &["runtime"]),
         ] {

@@ -30,6 +30,11 @@ impl RefusalMetrics {
         self.counters.get_or_init(|| names.into_iter().map(counter).collect());
     }
 
+    /// The counts of all reasons, in the order of [`name_reasons`](Self::name_reasons).
+    pub fn counts(&self) -> Vec<u64> {
+        self.counters.get().map(|counters| counters.iter().map(Counter::get).collect()).unwrap_or_default()
+    }
+
     /// Counts a refused call by the index of its reason in [`name_reasons`](Self::name_reasons).
     pub fn count(&self, reason: usize) {
         if let Some(counter) = self.counters.get().and_then(|counters| counters.get(reason)) {

@@ -36,7 +36,7 @@ async fn administered() -> (SocketAddr, (Rc<Member>, Keyward)) {
     let (member, keyward) = one_member();
     let listener = admin::bind(([127, 0, 0, 1], 0).into()).await.expect("bound");
     let address = listener.local_addr().expect("an address");
-    let serve = admin::serve(listener, state(&keyward), keyward.tasks.clone());
+    let serve = keyward.serve_admin(listener);
     keyward.tasks.spawn("admin", serve).detach();
     (address, (member, keyward))
 }

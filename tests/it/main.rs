@@ -136,6 +136,8 @@ mod sockets;
 #[cfg(test)]
 mod stale;
 #[cfg(test)]
+mod status_page;
+#[cfg(test)]
 mod stored_policy;
 #[cfg(test)]
 mod storms;

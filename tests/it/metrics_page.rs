@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use keyward::admin;
@@ -21,8 +20,7 @@ use crate::words::{RANGE, range, ranged};
 async fn admin_address(keyward: &Keyward) -> SocketAddr {
     let listener = admin::bind(([127, 0, 0, 1], 0).into()).await.expect("bound");
     let address = listener.local_addr().expect("an address");
-    let state = Arc::clone(&keyward.admin().state);
-    keyward.tasks.spawn("admin", admin::serve(listener, state, keyward.tasks.clone())).detach();
+    keyward.tasks.spawn("admin", keyward.serve_admin(listener)).detach();
     address
 }
 

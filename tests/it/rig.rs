@@ -12,6 +12,7 @@ use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
 use keyward::admin::drain::Exit;
 use keyward::admin::socket::AdminCommandService;
+use keyward::admin::status_page::StatusPage;
 use keyward::app::shard_service::{ShardParts, ShardService};
 use keyward::app::{self, MemberSource, Running};
 use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
@@ -201,6 +202,16 @@ impl Keyward {
     /// What answers commands, and at the admin address.
     pub(crate) fn admin(&self) -> Arc<AdminCommandService> {
         Arc::clone(&self.running.admin)
+    }
+
+    /// Serves the admin address, with the status page.
+    pub(crate) fn serve_admin(
+        &self,
+        listener: tokio::net::TcpListener,
+    ) -> impl Future<Output = ()> + 'static {
+        let AdminCommandService { state, viewer, doctor, .. } = &*self.running.admin;
+        let page = StatusPage::new(Arc::clone(viewer), Arc::clone(doctor), self.tasks.clone());
+        keyward::admin::serve(listener, Arc::clone(state), page, self.tasks.clone())
     }
 
     /// How far the end of the process is.

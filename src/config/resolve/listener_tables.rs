@@ -10,7 +10,7 @@ use super::user_tables::{OTHERS, UserRows};
 use super::{IdentifyAvailability, Resolver};
 use crate::config::{
     Address, Admin, AdminSocketSetting, ClientAuth, ClientCa, DEFAULT_ADMIN_SOCKET, Identify, Listener,
-    OnExpiry, ServerTls, toml_file,
+    OnExpiry, PageContent, PageSettings, ServerTls, toml_file,
 };
 use crate::identity::UserName;
 use crate::identity::pattern::AddressRange;
@@ -292,7 +292,30 @@ impl Resolver<'_> {
             None => ADMIN,
         };
         self.taken(path, &Address::Tcp(address), listeners);
-        Some(Admin { address, socket: self.admin_socket(admin.socket.as_deref(), listeners) })
+        Some(Admin {
+            address,
+            socket: self.admin_socket(admin.socket.as_deref(), listeners),
+            page: PageSettings {
+                content: admin.page.map_or_else(PageContent::default, |content| match content {
+                    toml_file::TomlPageContent::Off => PageContent::Off,
+                    toml_file::TomlPageContent::Anonymous => PageContent::Anonymous,
+                    toml_file::TomlPageContent::Full => PageContent::Full,
+                }),
+                hosts: self.page_hosts(admin.hosts.unwrap_or_default()),
+            },
+        })
+    }
+
+    /// Checks `admin.hosts`: names as in the Host header, without a port.
+    fn page_hosts(&mut self, names: Vec<String>) -> Arc<[String]> {
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        for (index, name) in names.iter().enumerate() {
+            if name.is_empty() || !name.bytes().all(is_allowed) {
+                let reason = "is no host name: a name without scheme and port is needed";
+                self.findings.fault(&format!("admin.hosts[{index}]"), reason);
+            }
+        }
+        names.into_iter().map(|name| name.to_ascii_lowercase()).collect()
     }
 
     fn admin_socket(&mut self, written: Option<&str>, listeners: &[Arc<Listener>]) -> AdminSocketSetting {
