@@ -1,9 +1,9 @@
 //! The operator's HTTP address: liveness, readiness, metrics and the status page.
 //!
-//! Owns: the answers of `/livez`, `/readyz` and `/metrics`; `connections` serves them. Must not know: the
-//! sockets of the data path. Invariants: no request on the admin address changes state (commands come by
-//! `socket`); answers hold no key and no secret, and no user except for those with a certificate in the
-//! configuration.
+//! Owns: the answers of `/livez`, `/readyz` and `/metrics`; `http_server` serves them and the pages of
+//! `status_page`. Must not know: the sockets of the data path. Invariants: no request on the admin address
+//! changes state (commands come by `socket`); answers hold no secret, and, unless `admin.page` is `full`, no
+//! key, and no user except for those with a certificate in the configuration.
 
 pub mod doctor;
 pub mod drain;

@@ -519,6 +519,9 @@ mod tests {
             fault_paths(&format!("{}[admin]\naddress = '127.0.0.1:3'\n", two("b", "127.0.0.1:3"))),
             ["admin.address"]
         );
+        let hosts = "[admin]\nhosts = ['ops.example.com', 'http://ops', 'ops:2389', '']\n";
+        let named = fault_paths(&format!("{CLUSTER}{LISTENER}{hosts}"));
+        assert_eq!(named, ["admin.hosts[1]", "admin.hosts[2]", "admin.hosts[3]"]);
         let (config, _) = valid(&two("b", "unix:/run/k.sock"));
         assert_eq!(config.listeners[1].address, Address::Unix("/run/k.sock".into()));
         let any = format!("{CLUSTER}{LISTENER}").replace(":2'", ":0'");
