@@ -404,7 +404,7 @@ async fn every_alert_that_can_be_provoked_fires_and_is_resolved() {
     let nobody = ports::free();
     let lines = format!(
         "limits = {{ connections = 40, connections_per_address = 40, unread_timeout = \"1s\" }}\nwatch.buffer = \"1MiB\"\n\
-         log = {{ access = \"all\", buffer = \"64KiB\" }}\naudit.on_full = \"drop\"\naudit.otlp.url = \"http://{nobody}/v1/logs\"\n"
+         log.buffer = \"64KiB\"\naudit.on_full = \"drop\"\naudit.otlp.url = \"http://{nobody}/v1/logs\"\n"
     );
     let config = site.in_front_of(&three) + &lines;
     let (smaller, log) = Keyward::start_with_pipe(site, &config).await;
