@@ -10,6 +10,7 @@ pub mod drain;
 mod http_server;
 mod member_figures;
 pub mod operator_actions;
+pub mod other_replicas;
 mod revocation_effect;
 pub mod session_listing;
 pub mod socket;
@@ -49,7 +50,8 @@ const LOOK: Duration = Duration::from_millis(250);
 /// and an unanswered probe adds its own time limit.
 const UNSEEN: Duration = Duration::from_secs(20);
 /// The answer to an unknown path.
-const NOT_FOUND: &str = "there are /livez, /readyz, /metrics and, unless admin.page is off, the page /\n";
+const NOT_FOUND: &str =
+    "there are /livez, /readyz, /metrics, /replica and, unless admin.page is off, the page /\n";
 /// The `degraded` text of `/readyz` while the cluster has no quorum.
 const LOCAL_READS_ONLY: &str = "local reads only";
 

@@ -553,6 +553,10 @@ pub struct Admin {
     pub socket: AdminSocketSetting,
     /// The status page.
     pub page: PageSettings,
+    /// Admin addresses of the other replicas, `HOST:PORT`.
+    pub replicas: Arc<[String]>,
+    /// Number of etcd users with metrics of their own.
+    pub user_metrics: usize,
 }
 
 /// Times of the drain.

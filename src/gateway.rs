@@ -93,6 +93,7 @@ use crate::tasks::Tasks;
 use crate::telemetry::access_settings::SampleCounter;
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::user_metrics::UserFigures;
 use crate::upstream::member_queue::MemberQueues;
 use crate::upstream::send::UpstreamClient;
 use crate::usage::refusal_pace::RefusalPace;
@@ -358,6 +359,7 @@ impl Gateway {
         let audit_limiter = RecordLimiter::new(metrics.log_records_left_out.clone());
         let records = RecordSinks {
             metrics: Arc::clone(&metrics),
+            users: UserFigures::new(begun.admin.user_metrics),
             log,
             slow_calls: SlowCalls::default(),
             hot_prefixes: HotPrefixes::default(),

@@ -3,6 +3,7 @@
 pub mod coalesce;
 pub mod file_replacement;
 pub mod http2_body;
+pub mod http_get;
 pub mod kill_switch;
 pub mod listening_sockets;
 pub mod service_manager;

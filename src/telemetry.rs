@@ -7,6 +7,7 @@
 
 pub mod access_settings;
 pub mod audit_metrics;
+pub mod call_figures;
 pub mod config_metrics;
 pub mod connection_metrics;
 pub mod exposition;
@@ -27,6 +28,7 @@ pub mod rest_metrics;
 pub mod single_label;
 mod text;
 pub mod unread_metrics;
+pub mod user_metrics;
 pub mod writer;
 
 use std::backtrace::{Backtrace, BacktraceStatus};

@@ -556,6 +556,36 @@ fn every_topic_is_shown_as_a_table_and_as_json() {
     assert!(code == 1 && stderr.contains("no member"), "{stderr}");
 }
 
+/// A port that is free at this moment.
+fn free_port() -> u16 {
+    let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    probe.local_addr().expect("its address").port()
+}
+
+/// A replica shows the others, with their own figures, and why one does not answer.
+#[test]
+fn replicas_stand_side_by_side() {
+    let (port, closed) = (free_port(), free_port());
+    let first = Served::start("limits.connections = 70\n", |command, _| {
+        command.env("KEYWARD_ADMIN__ADDRESS", format!("127.0.0.1:{port}"));
+    });
+    let second = Served::start("", |command, _| {
+        let names = format!("['localhost:{port}', '127.0.0.1:{closed}']");
+        command.env("KEYWARD_ADMIN__REPLICAS", names);
+    });
+    let (code, stdout, stderr) = second.ask(&["show", "replicas", "-o", "json"]);
+    let view: serde_json::Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    let row = |pid: u32| view["rows"].as_array().unwrap().iter().find(|row| row["pid"] == pid).unwrap();
+    let (own, other, silent) = (row(second.child.id()), row(first.child.id()), row(0));
+    assert_eq!((&own["address"], &own["state"]), (&serde_json::Value::Null, &"not_ready".into()), "{view}");
+    assert_eq!(other["state"], "not_ready", "{view}");
+    assert_eq!(other["address"], format!("127.0.0.1:{port}"), "{view}");
+    assert_ne!(own["configuration"], other["configuration"], "{view}");
+    assert_eq!(silent["address"], format!("127.0.0.1:{closed}"), "{view}");
+    assert!(silent["why"].as_str().is_some_and(|why| why.contains("refused")), "{view}");
+}
+
 #[test]
 fn the_log_level_changes_until_the_next_reload() {
     let mut served = Served::start("audit.file = 'audit.log'\n", |_, _| {});

@@ -18,6 +18,7 @@ use keyward::telemetry::metrics::Metrics;
 use keyward::telemetry::rest_metrics::RestLabels;
 use keyward::telemetry::single_label::one;
 use keyward::telemetry::unread_metrics::GiveUpReason;
+use keyward::telemetry::user_metrics::UserFigures;
 
 const DOCUMENTS: [&str; 13] = [
     "README.md",
@@ -231,8 +232,11 @@ fn metrics_text() -> String {
     registry.config.put_limits(&[("limits.connections", 1)]);
     registry.stream_ended(0, std::time::Duration::ZERO);
     registry.refusals.name_reasons(["policy"]);
+    UserFigures::new(1).call_ended(&registry.users, Some("a"), |figures| {
+        figures.call_ended(0, || "OK", Some(std::time::Duration::ZERO));
+    });
     let listener = registry.listeners.of(&"a".into());
-    listener.call_ended(0, || "OK", Some(std::time::Duration::ZERO));
+    listener.calls.call_ended(0, || "OK", Some(std::time::Duration::ZERO));
     registry.admin_text(Vec::new()).expect("a String takes all")
 }
 

@@ -1,9 +1,9 @@
 //! The status page of the admin address: one HTML document, and the events that keep it live.
 //!
-//! Owns: the routes `/` and `/page/events`, and the headers of their answers. Must not know: connections, the
-//! content of an event. Invariants: a web site that is not this page reads nothing: a request by a foreign
-//! name or from a foreign origin is refused, and no answer allows another origin; the document loads and
-//! runs nothing but itself.
+//! Owns: the routes `/`, `/page/events` and `/replica`, and the headers of their answers. Must not know:
+//! connections, the content of an event. Invariants: a web site that is not this page reads nothing: a
+//! request by a foreign name or from a foreign origin is refused, and no answer allows another origin; the
+//! document loads and runs nothing but itself.
 
 mod page_events;
 mod page_requests;
@@ -21,6 +21,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::doctor::Doctor;
 use super::drain::Stage;
+use super::other_replicas;
 use super::view::Viewer;
 use crate::config::PageContent;
 use crate::tasks::Tasks;
@@ -33,6 +34,7 @@ use page_sample::{ClientSelection, PageSources};
 const DOCUMENT: &str = include_str!("status_page/page.html");
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
 /// The body of an answer at the admin address.
@@ -67,6 +69,9 @@ impl StatusPage {
         request: &Request<B>,
     ) -> Option<(Response<PageBody>, Option<ListenerEnd>)> {
         let path = request.uri().path();
+        if request.method() == Method::GET && path == other_replicas::PATH {
+            return Some((self.own_replica(), None));
+        }
         let is_page = self.sources.content != PageContent::Off && request.method() == Method::GET;
         if !is_page || !["/", "/page/events"].contains(&path) {
             return None;
@@ -78,6 +83,14 @@ impl StatusPage {
         };
         response.headers_mut().extend(self.security_headers.clone());
         Some((response, end))
+    }
+
+    /// The row of this replica, for the other replicas. It names nobody, as the metrics.
+    fn own_replica(&self) -> Response<PageBody> {
+        let row = serde_json::to_vec(&self.sources.viewer.replica()).unwrap_or_default();
+        let mut response = whole(StatusCode::OK, JSON, row.into());
+        response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        response
     }
 
     fn listen(&self, query: &str) -> (Response<PageBody>, Option<ListenerEnd>) {

@@ -17,6 +17,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::AdminState;
+use super::other_replicas::OtherReplicas;
 use crate::config::Config;
 use crate::config::reload_request::ReloadState;
 use crate::downstream::connection_table::ConnectionTable;
@@ -61,7 +62,7 @@ pub enum ViewTopic {
     Certs,
     /// The configuration in force, in outline.
     Config,
-    /// The replica itself.
+    /// The replica itself, and the replicas of `admin.replicas`.
     Replicas,
     /// Versions of Keyward and of the members.
     Version,
@@ -129,6 +130,8 @@ pub struct Viewer {
     pub connections: Arc<ConnectionTable>,
     /// Knows the recent sessions.
     pub sealer: Arc<Sealer>,
+    /// The other replicas.
+    pub others: OtherReplicas,
     /// Begin of the process.
     pub started: std::time::Instant,
 }
@@ -172,7 +175,7 @@ impl Viewer {
             ViewTopic::Limits => rows_of(&self.limits()),
             ViewTopic::Certs => rows_of(&self.certificates()),
             ViewTopic::Config => rows_of(&self.configuration()),
-            ViewTopic::Replicas => rows_of(&[self.replica()]),
+            ViewTopic::Replicas => rows_of(&self.others.beside(self.replica()).await),
             ViewTopic::Version => rows_of(&self.versions()),
         };
         let left_out = rows.len().saturating_sub(MOST_ROWS);

@@ -18,6 +18,7 @@ use super::shard_service::ShardParts;
 use crate::admin::doctor::Doctor;
 use crate::admin::drain::Exit;
 use crate::admin::operator_actions::OperatorActions;
+use crate::admin::other_replicas::OtherReplicas;
 use crate::admin::socket::{self, AdminCommandService};
 use crate::admin::status_page::StatusPage;
 use crate::admin::view::Viewer;
@@ -71,6 +72,7 @@ pub(super) fn admin_commands(
         usage: Arc::clone(&parts.usage),
         connections: Arc::clone(connections),
         sealer: Arc::clone(&sealer),
+        others: OtherReplicas::new(Arc::clone(&parts.config.load().admin.replicas)),
         started: Instant::now(),
     };
     let actions = OperatorActions { questions: Arc::clone(&parts.questions), members: parts.members.clone() };

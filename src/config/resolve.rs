@@ -522,6 +522,17 @@ mod tests {
         let hosts = "[admin]\nhosts = ['ops.example.com', 'http://ops', 'ops:2389', '']\n";
         let named = fault_paths(&format!("{CLUSTER}{LISTENER}{hosts}"));
         assert_eq!(named, ["admin.hosts[1]", "admin.hosts[2]", "admin.hosts[3]"]);
+        let replicas =
+            "[admin]\nreplicas = ['10.0.0.8:2389', 'a.svc', 'http://b:1', '[::1]:2389', 'u@c:1']\n";
+        let named = fault_paths(&format!("{CLUSTER}{LISTENER}{replicas}"));
+        assert_eq!(named, ["admin.replicas[1]", "admin.replicas[2]", "admin.replicas[4]"]);
+        for (page, address, warned) in
+            [("full", "10.0.0.1:4", true), ("anonymous", "10.0.0.1:4", false), ("full", "[::1]:4", false)]
+        {
+            let admin = format!("[admin]\npage = '{page}'\naddress = '{address}'\n");
+            let (_, warnings) = valid(&format!("{CLUSTER}{LISTENER}{admin}"));
+            assert_eq!(warnings.contains(&"admin.page".to_owned()), warned, "{page} at {address}");
+        }
         let (config, _) = valid(&two("b", "unix:/run/k.sock"));
         assert_eq!(config.listeners[1].address, Address::Unix("/run/k.sock".into()));
         let any = format!("{CLUSTER}{LISTENER}").replace(":2'", ":0'");

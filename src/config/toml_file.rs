@@ -426,6 +426,8 @@ pub(super) struct TomlAdmin {
     pub(super) socket: Option<String>,
     pub(super) page: Option<TomlPageContent>,
     pub(super) hosts: Option<Vec<String>>,
+    pub(super) replicas: Option<Vec<String>>,
+    pub(super) user_metrics: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

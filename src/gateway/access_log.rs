@@ -28,6 +28,7 @@ use crate::rpc::method::{Handler, Lane, Method, StreamingSides};
 use crate::rpc::trace_id::TraceId;
 use crate::telemetry::access_settings::{AccessLogSettings, CallOutcome, RecordedCalls, SampleCounter};
 use crate::telemetry::limiter::RecordLimiter;
+use crate::telemetry::user_metrics::UserFigures;
 use crate::telemetry::{self, metrics::Metrics};
 use crate::usage::caller_usage::{CallUsage, CallerUsage};
 use crate::usage::exceeded::Exceeded;
@@ -56,6 +57,8 @@ struct RareFacts {
 pub struct RecordSinks {
     /// The metrics.
     pub metrics: Arc<Metrics>,
+    /// The metrics by etcd user, as remembered by the shard.
+    pub users: UserFigures,
     /// The access log.
     pub log: AccessLog,
     /// The slowest calls of the last minutes.
@@ -354,7 +357,12 @@ impl Drop for AccessRecord {
         }
         // Lock and Campaign wait for other clients: their duration is no measure of the listener's speed.
         let is_measured = is_unary && self.method.handler != Handler::Lock;
-        self.origin.listener_figures.call_ended(code as u8, || code.name(), is_measured.then_some(took));
+        let measured = is_measured.then_some(took);
+        self.origin.listener_figures.calls.call_ended(code as u8, || code.name(), measured);
+        let proved = self.user.get_mut().as_ref().filter(|_| self.is_proved.get());
+        sinks.users.call_ended(&sinks.metrics.users, proved.map(UserName::as_str), |figures| {
+            figures.call_ended(code as u8, || code.name(), measured);
+        });
         if SlowCalls::wants(self.method, took) {
             sinks.slow_calls.note(SlowCall {
                 method: self.method,

@@ -4,26 +4,18 @@
 //! configuration; a connection resolves the counters of its listener once.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::telemetry::latency_histogram::LatencyHistogram;
+use crate::telemetry::call_figures::{CallFamilies, CallFigures};
 use crate::telemetry::single_label::{SingleLabel, one};
-
-/// gRPC has codes 0 to 16.
-const CODES: usize = 17;
-
-type CallCounters = Family<[(&'static str, String); 2], Counter>;
-type Durations = Family<SingleLabel, LatencyHistogram, fn() -> LatencyHistogram>;
 
 /// Metrics by listener.
 pub struct ListenerMetrics {
-    calls: CallCounters,
-    durations: Durations,
+    calls: CallFamilies,
     received: Family<SingleLabel, Counter>,
     sent: Family<SingleLabel, Counter>,
     listeners: Mutex<BTreeMap<Arc<str>, Arc<ListenerFigures>>>,
@@ -32,10 +24,8 @@ pub struct ListenerMetrics {
 /// The metrics of one listener.
 #[derive(Debug)]
 pub struct ListenerFigures {
-    name: Arc<str>,
-    calls: CallCounters,
-    codes: [OnceLock<Counter>; CODES],
-    duration: LatencyHistogram,
+    /// Calls by code, and their durations.
+    pub calls: CallFigures,
     /// Bytes of framed messages of unary requests.
     pub received: Counter,
     /// Bytes of framed messages sent to clients.
@@ -45,19 +35,12 @@ pub struct ListenerFigures {
 impl ListenerMetrics {
     /// Registers the metrics.
     pub(super) fn registered(registry: &mut Registry) -> Self {
-        let durations: Durations = Family::new_with_constructor(LatencyHistogram::of_calls);
         let metrics = Self {
-            calls: Family::default(),
-            durations,
+            calls: CallFamilies::registered(registry, "listener"),
             received: Family::default(),
             sent: Family::default(),
             listeners: Mutex::default(),
         };
-        let help = "Calls and streams of clients that ended, by listener and gRPC code";
-        registry.register("listener_calls", help, Family::clone(&metrics.calls));
-        let help = "Time of unary calls by listener, without Lock and Campaign, which wait for other clients";
-        let name = "listener_call_duration";
-        registry.register_with_unit(name, help, Unit::Seconds, Family::clone(&metrics.durations));
         let help = "Bytes of unary requests, by listener";
         let name = "listener_received";
         registry.register_with_unit(name, help, Unit::Bytes, Family::clone(&metrics.received));
@@ -73,10 +56,7 @@ impl ListenerMetrics {
         let figures = listeners.entry(Arc::clone(name)).or_insert_with(|| {
             let label = one("listener", &**name);
             Arc::new(ListenerFigures {
-                name: Arc::clone(name),
-                calls: self.calls.clone(),
-                codes: Default::default(),
-                duration: self.durations.get_or_create_owned(&label),
+                calls: self.calls.of(name),
                 received: self.received.get_or_create_owned(&label),
                 sent: self.sent.get_or_create_owned(&label),
             })
@@ -85,22 +65,10 @@ impl ListenerMetrics {
     }
 }
 
-impl ListenerFigures {
-    /// Counts a finished call. `code_name` returns the label of `code`, and is called for the first such call
-    /// only. `took` is given for unary calls with a duration of their own.
-    pub fn call_ended(&self, code: u8, code_name: impl FnOnce() -> &'static str, took: Option<Duration>) {
-        if let Some(cell) = self.codes.get(usize::from(code)) {
-            let labels = || [("listener", self.name.as_ref().to_owned()), ("code", code_name().to_owned())];
-            cell.get_or_init(|| self.calls.get_or_create_owned(&labels())).inc();
-        }
-        if let Some(took) = took {
-            self.duration.observe(took);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use prometheus_client::encoding::text::encode;
 
     use super::*;
@@ -110,9 +78,9 @@ mod tests {
         let mut registry = Registry::default();
         let metrics = ListenerMetrics::registered(&mut registry);
         let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
-        metrics.of(&a).call_ended(0, || "OK", Some(Duration::from_millis(2)));
-        metrics.of(&a).call_ended(0, || unreachable!("the counter exists"), None);
-        metrics.of(&b).call_ended(14, || "Unavailable", None);
+        metrics.of(&a).calls.call_ended(0, || "OK", Some(Duration::from_millis(2)));
+        metrics.of(&a).calls.call_ended(0, || unreachable!("the counter exists"), None);
+        metrics.of(&b).calls.call_ended(14, || "Unavailable", None);
         metrics.of(&b).sent.inc_by(7);
         let mut text = String::new();
         encode(&mut text, &registry).expect("text");

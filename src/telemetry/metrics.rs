@@ -32,6 +32,7 @@ use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 use crate::telemetry::rest_metrics::RestLabels;
 use crate::telemetry::single_label::{SingleLabel, one};
 use crate::telemetry::unread_metrics::UnreadMetrics;
+use crate::telemetry::user_metrics::UserMetrics;
 
 /// Prefix of every metric's name.
 const PREFIX: &str = "keyward";
@@ -96,6 +97,8 @@ pub struct Metrics {
     lifetimes: Durations,
     /// Calls and bytes by listener.
     pub listeners: ListenerMetrics,
+    /// Calls by etcd user, on the admin address only.
+    pub users: UserMetrics,
     /// Calls refused by Keyward.
     pub refusals: RefusalMetrics,
     /// Calls replayed after their credential was refused and renewed.
@@ -268,6 +271,7 @@ impl Metrics {
         Self {
             readiness: ReadinessMetrics::registered(&mut admin_registry),
             listeners: ListenerMetrics::registered(&mut registry),
+            users: UserMetrics::registered(&mut admin_registry),
             refusals: RefusalMetrics::registered(&mut registry),
             config: ConfigMetrics::registered(&mut registry, &mut admin_registry),
             unread: UnreadMetrics::registered(&mut registry),

@@ -120,8 +120,20 @@ async fn a_slow_member_is_named_by_its_slow_calls() {
 
 async fn start(cluster: &Cluster) -> Keyward {
     let site = Site::new();
-    let config = format!("{}admin.socket = \"admin.sock\"\n", site.in_front_of(cluster));
+    let admin = "admin.socket = \"admin.sock\"\nadmin.user_metrics = 1\n";
+    let config = format!("{}{admin}", site.in_front_of(cluster));
     Keyward::start(site, &config).await
+}
+
+/// The first user has metrics of its own; the second, over `admin.user_metrics`, is one of the others.
+async fn users_have_metrics(keyward: &Keyward) {
+    let (_, text) = keyward.admin("/metrics").await;
+    let calls = |user: &str| {
+        let line = format!("keyward_user_calls_total{{user=\"{user}\",code=\"OK\"}} ");
+        text.lines().find_map(|found| found.strip_prefix(&line)?.parse::<u64>().ok())
+    };
+    assert!(calls("root") > Some(500), "{text}");
+    assert!(calls("(others)") > Some(0) && !text.contains("user=\"alice\""), "{text}");
 }
 
 fn client_of(row: &Value) -> String {
@@ -225,6 +237,7 @@ async fn the_culprit_stands_at_the_top_and_kick_ends_its_connection() {
     let log = keyward.log();
     assert!(log.contains("an operator ended a client connection") && log.contains("uid="), "{log}");
 
+    users_have_metrics(&keyward).await;
     bystander.delete(holder).await;
     assert!(waits.join_next().await.expect("one call").expect("no panic").is_ok());
     assert_eq!(show(&keyward, &["locks"]).await.len(), 0);

@@ -362,7 +362,21 @@ const fn impersonal_fields(topic: ViewTopic) -> &'static [&'static str] {
         ViewTopic::Certs => &["usage", "name", "expires_at", "days_left", "consequence"],
         ViewTopic::Config => &["key", "value", "restart_pending"],
         ViewTopic::Version => &["part", "version"],
-        ViewTopic::Replicas => &["host", "pid", "version", "state", "started_at", "shards"],
+        ViewTopic::Replicas => &[
+            "host",
+            "address",
+            "pid",
+            "version",
+            "state",
+            "why",
+            "started_at",
+            "configuration",
+            "connections",
+            "calls",
+            "streams",
+            "sessions",
+            "shards",
+        ],
         _ => &[],
     }
 }

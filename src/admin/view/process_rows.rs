@@ -10,6 +10,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 
 use super::{ViewRow, Viewer, moment, rows_of};
+use crate::admin::other_replicas::ReplicaRow;
 use crate::admin::table::plain;
 use crate::config::certificate_expiry::configured_certificates;
 use crate::config::{AdminSocketSetting, Config, Listener};
@@ -42,21 +43,6 @@ pub(super) struct SettingRow {
     value: String,
     /// True if the file has another value, which waits for a restart.
     restart_pending: bool,
-}
-
-#[derive(Serialize)]
-pub(super) struct ReplicaRow {
-    host: Option<String>,
-    pid: u32,
-    version: String,
-    state: String,
-    why: Option<String>,
-    started_at: String,
-    connections: i64,
-    calls: i64,
-    streams: i64,
-    sessions: usize,
-    shards: usize,
 }
 
 #[derive(Serialize)]
@@ -151,22 +137,26 @@ impl Viewer {
         known.into_iter().map(row).chain(unlisted).collect()
     }
 
-    pub(super) fn replica(&self) -> ReplicaRow {
-        let status = self.state.status();
+    /// The row of this replica.
+    #[must_use]
+    pub fn replica(&self) -> ReplicaRow {
+        let (status, config) = (self.state.status(), self.config.load());
         let started = SystemTime::now().checked_sub(self.started.elapsed()).unwrap_or(SystemTime::UNIX_EPOCH);
         let state = serde_json::to_value(status.replica.state).ok();
         ReplicaRow {
             host: rustix::system::uname().nodename().to_str().ok().map(str::to_owned),
+            address: None,
             pid: std::process::id(),
             version: status.replica.version,
             state: state.and_then(|state| Some(state.as_str()?.to_owned())).unwrap_or_default(),
             why: status.replica.why,
             started_at: moment_of(started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()),
+            configuration: config.digest.to_string(),
             connections: status.replica.connections,
             calls: status.replica.calls,
             streams: status.replica.streams,
             sessions: status.replica.sessions,
-            shards: self.config.load().runtime.shards.get(),
+            shards: config.runtime.shards.get(),
         }
     }
 

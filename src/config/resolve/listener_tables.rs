@@ -6,6 +6,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use http::uri::Authority;
+
 use super::user_tables::{OTHERS, UserRows};
 use super::{IdentifyAvailability, Resolver};
 use crate::config::{
@@ -18,6 +20,9 @@ use crate::pem::{Crls, Roots};
 
 /// Default of `admin.address` (docs/decisions.md#d47).
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2389);
+
+/// Maximum number of entries in `admin.replicas`.
+const MOST_REPLICAS: usize = 64;
 
 /// Maximum length of a unix socket path on Linux.
 const LONGEST_SOCKET: usize = 107;
@@ -292,6 +297,11 @@ impl Resolver<'_> {
             None => ADMIN,
         };
         self.taken(path, &Address::Tcp(address), listeners);
+        let is_full = matches!(admin.page, Some(toml_file::TomlPageContent::Full));
+        if is_full && !address.ip().is_loopback() {
+            let reason = format!("shows users, addresses and keys to everybody who reaches {address}");
+            self.findings.warn("admin.page", reason);
+        }
         Some(Admin {
             address,
             socket: self.admin_socket(admin.socket.as_deref(), listeners),
@@ -303,6 +313,8 @@ impl Resolver<'_> {
                 }),
                 hosts: self.page_hosts(admin.hosts.unwrap_or_default()),
             },
+            replicas: self.other_replicas(admin.replicas.unwrap_or_default()),
+            user_metrics: self.count("admin.user_metrics", admin.user_metrics, 0, 0..=1000),
         })
     }
 
@@ -316,6 +328,22 @@ impl Resolver<'_> {
             }
         }
         names.into_iter().map(|name| name.to_ascii_lowercase()).collect()
+    }
+
+    /// Checks `admin.replicas`: a host and a port each.
+    fn other_replicas(&mut self, names: Vec<String>) -> Arc<[String]> {
+        if names.len() > MOST_REPLICAS {
+            self.findings.fault("admin.replicas", format!("has more than {MOST_REPLICAS} addresses"));
+        }
+        for (index, name) in names.iter().enumerate() {
+            let authority = name.parse::<Authority>();
+            let is_address = authority.is_ok_and(|found| found.port_u16().is_some() && !name.contains('@'));
+            if !is_address {
+                let reason = "is no address of a replica: HOST:PORT is needed, without a scheme";
+                self.findings.fault(&format!("admin.replicas[{index}]"), reason);
+            }
+        }
+        names.into()
     }
 
     fn admin_socket(&mut self, written: Option<&str>, listeners: &[Arc<Listener>]) -> AdminSocketSetting {

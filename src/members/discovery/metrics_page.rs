@@ -10,16 +10,15 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::{CONNECTION, DATE, HOST};
-use http::{HeaderMap, Request, StatusCode, response};
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper_util::rt::TokioIo;
+use http::header::DATE;
+use http::{HeaderMap, StatusCode, response};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc2822;
 
 use crate::config::Endpoint;
 use crate::dial::connect::Connector;
 use crate::identity::MemberId;
+use crate::io::http_get;
 use crate::members::membership::Role;
 use crate::members::version::Version;
 
@@ -111,21 +110,7 @@ pub(super) async fn get(
 ) -> Option<(response::Parts, Bytes)> {
     let asked = async {
         let stream = connector.connect_at(endpoint, at).await.ok()?;
-        let (mut send, connection) =
-            hyper::client::conn::http1::handshake::<_, Empty<Bytes>>(TokioIo::new(stream)).await.ok()?;
-        let request = Request::get(path)
-            .header(HOST, endpoint.authority())
-            .header(CONNECTION, "close")
-            .body(Empty::new())
-            .ok()?;
-        let exchange = async move {
-            let (head, body) = send.send_request(request).await.ok()?.into_parts();
-            let body = Limited::new(body, MAX_PAGE).collect().await.ok()?.to_bytes();
-            Some((head, body))
-        };
-        // The connection future moves the bytes, and ends with the exchange: the exchange owns the sending
-        // half.
-        tokio::join!(exchange, connection).0
+        http_get::get(stream, &endpoint.authority(), path, MAX_PAGE).await.ok()
     };
     tokio::time::timeout(LIMIT, asked).await.ok().flatten()
 }

@@ -1,0 +1,221 @@
+//! The other replicas, side by side with this one: each is asked at its admin address when somebody looks.
+//!
+//! Owns: the addresses behind `admin.replicas`, the questions, and the answers of the last seconds. Must not
+//! know: who looks. Invariants: nobody is asked while nobody looks; one look asks each address once, at the
+//! same time, within [`LIMIT`]; the texts of an answer are escaped, and an answer decides nothing.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
+
+use super::table::plain;
+use crate::io::http_get::{GetError, get};
+
+/// The path of a replica's row at its admin address.
+pub(super) const PATH: &str = "/replica";
+/// Time limit for the answer of one address, and for the resolution of one name.
+const LIMIT: Duration = Duration::from_secs(1);
+/// Age up to which answers are used again.
+const FRESH: Duration = Duration::from_secs(3);
+/// Addresses of one name that are asked.
+const ADDRESSES: usize = 32;
+/// Largest answer that is read, in bytes.
+const LONGEST: usize = 16 * 1024;
+
+/// Asks the other replicas.
+pub struct OtherReplicas {
+    names: Arc<[String]>,
+    answers: Mutex<Option<(Instant, Vec<ReplicaRow>)>>,
+}
+
+/// A replica, as told by itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaRow {
+    /// Name of its machine.
+    pub host: Option<String>,
+    /// Admin address by which another replica asked; null for the replica that shows the row.
+    #[serde(default)]
+    pub address: Option<String>,
+    /// Process id; 0 if the replica did not answer.
+    pub pid: u32,
+    /// Keyward's version.
+    pub version: String,
+    /// Serving state, as in `keyward status`; empty if the replica did not answer.
+    pub state: String,
+    /// Reason for the state, or for the lack of an answer.
+    pub why: Option<String>,
+    /// Begin of the process, as RFC 3339.
+    pub started_at: String,
+    /// Digest of the configuration in force.
+    pub configuration: String,
+    /// Open client connections.
+    pub connections: i64,
+    /// Unary calls in flight.
+    pub calls: i64,
+    /// Open streams.
+    pub streams: i64,
+    /// Sessions seen recently.
+    pub sessions: usize,
+    /// Threads serving clients.
+    pub shards: usize,
+}
+
+/// Reason for the lack of a replica's row.
+#[derive(Debug, thiserror::Error)]
+enum SilentReplica {
+    #[error("no answer within {} s", LIMIT.as_secs())]
+    Late,
+    #[error("{0}")]
+    Unconnected(#[from] std::io::Error),
+    #[error("{0}")]
+    NoAnswer(#[from] GetError),
+    #[error("the answer has the HTTP status {0}: no replica of this version")]
+    Refused(StatusCode),
+    #[error("the answer is no replica's: {0}")]
+    Foreign(#[from] serde_json::Error),
+}
+
+impl OtherReplicas {
+    /// The replicas with these admin addresses: `HOST:PORT`, a name for all of its addresses.
+    #[must_use]
+    pub fn new(names: Arc<[String]>) -> Self {
+        Self { names, answers: Mutex::default() }
+    }
+
+    /// The rows of all replicas, `own` first. An address that leads to this process has no further row.
+    pub(super) async fn beside(&self, own: ReplicaRow) -> Vec<ReplicaRow> {
+        if self.names.is_empty() {
+            return vec![own];
+        }
+        // Later lookers wait for the answers to the first.
+        let mut answers = self.answers.lock().await;
+        let others = match &*answers {
+            Some((taken, rows)) if taken.elapsed() < FRESH => rows,
+            _ => &answers.insert((Instant::now(), ask_all(&self.names).await)).1,
+        };
+        let mut rows = vec![own];
+        for other in others {
+            if !rows.iter().any(|row| row.is_same_process(other)) {
+                rows.push(other.clone());
+            }
+        }
+        rows
+    }
+}
+
+async fn ask_all(names: &[String]) -> Vec<ReplicaRow> {
+    let of_name = |name: &String| {
+        let name = name.clone();
+        async move {
+            let found = match timeout(LIMIT, lookup_host(&name)).await {
+                Ok(Ok(found)) => found.take(ADDRESSES).collect(),
+                Ok(Err(error)) => return vec![ReplicaRow::silent(&name, &error.to_string())],
+                Err(_) => return vec![ReplicaRow::silent(&name, &SilentReplica::Late.to_string())],
+            };
+            let found: Vec<SocketAddr> = found;
+            join_all(found.into_iter().map(|address| row_of(&name, address))).await
+        }
+    };
+    join_all(names.iter().map(of_name)).await.into_iter().flatten().collect()
+}
+
+async fn row_of(name: &str, address: SocketAddr) -> ReplicaRow {
+    let answer = timeout(LIMIT, ask(name, address)).await.unwrap_or(Err(SilentReplica::Late));
+    match answer {
+        Ok(row) => row.at(address),
+        Err(silent) => ReplicaRow::silent(&address.to_string(), &silent.to_string()),
+    }
+}
+
+async fn ask(name: &str, address: SocketAddr) -> Result<ReplicaRow, SilentReplica> {
+    let stream = TcpStream::connect(address).await?;
+    let (head, body) = get(stream, name, PATH, LONGEST).await?;
+    if head.status != StatusCode::OK {
+        return Err(SilentReplica::Refused(head.status));
+    }
+    Ok(serde_json::from_slice(&body)?)
+}
+
+impl ReplicaRow {
+    /// The row of a replica that did not tell its own.
+    fn silent(address: &str, why: &str) -> Self {
+        Self { address: Some(address.to_owned()), why: Some(plain(why)), ..Self::default() }
+    }
+
+    /// The row of another replica, which answered at `address`.
+    fn at(self, address: SocketAddr) -> Self {
+        Self {
+            host: self.host.as_deref().map(plain),
+            address: Some(address.to_string()),
+            version: plain(&self.version),
+            state: plain(&self.state),
+            why: self.why.as_deref().map(plain),
+            started_at: plain(&self.started_at),
+            configuration: plain(&self.configuration),
+            ..self
+        }
+    }
+
+    /// True for two rows of one process. A silent replica is only itself.
+    fn is_same_process(&self, other: &Self) -> bool {
+        let process = |row: &Self| (row.host.clone(), row.pid, row.started_at.clone());
+        if other.pid == 0 { self.address == other.address } else { process(self) == process(other) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    fn own() -> ReplicaRow {
+        ReplicaRow { host: Some("here".into()), pid: 7, started_at: "1".into(), ..ReplicaRow::default() }
+    }
+
+    /// Answers one connection after the other with `answer`, as often as `answers` has one.
+    async fn serve(listener: TcpListener, answers: Vec<String>) {
+        for answer in answers {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut request = [0; 256];
+            let read = stream.read(&mut request).await.expect("a request");
+            assert!(request[..read].starts_with(b"GET /replica HTTP/1.1\r\n"));
+            stream.write_all(answer.as_bytes()).await.expect("the answer is read");
+        }
+    }
+
+    fn page(row: &ReplicaRow) -> String {
+        let body = serde_json::to_string(row).expect("JSON");
+        format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    }
+
+    #[tokio::test]
+    async fn each_replica_has_one_row_and_a_silent_one_says_why() {
+        let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0"));
+        let listeners = join_all(listeners).await.into_iter().map(|bound| bound.expect("a port"));
+        let listeners: Vec<_> = listeners.collect();
+        let addresses: Vec<_> = listeners.iter().map(|bound| bound.local_addr().expect("its port")).collect();
+        let other =
+            ReplicaRow { state: "serving\x1b[2J".into(), host: Some("there".into()), pid: 9, ..own() };
+        let wrong = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned();
+        let replicas = OtherReplicas::new(addresses.iter().map(ToString::to_string).collect());
+        let answers = [page(&own()), page(&other), wrong].map(|answer| vec![answer]);
+        let served = join_all(listeners.into_iter().zip(answers).map(|(one, answers)| serve(one, answers)));
+        let (rows, _) = tokio::join!(replicas.beside(own()), served);
+        let states: Vec<_> = rows.iter().map(|row| (row.pid, row.state.as_str())).collect();
+        // The first address leads to the asking process itself.
+        assert_eq!(states, [(7, ""), (9, "serving\\u{1b}[2J"), (0, "")], "{rows:?}");
+        assert_eq!(rows[1].address, Some(addresses[1].to_string()));
+        assert!(rows[2].why.as_deref().is_some_and(|why| why.contains("404")), "{rows:?}");
+        // Nobody listens any more: a second look within seconds shows the same answers.
+        assert_eq!(replicas.beside(own()).await.len(), 3);
+    }
+}
