@@ -1,18 +1,19 @@
-//! Clients behind a balancer: the PROXY protocol, version 2.
+//! Clients behind a balancer: the PROXY protocol, versions 1 (text) and 2 (binary).
 //!
 //! Owns: the protocol's header, and the client address taken from the header. Must not know: the list of
-//! trusted balancers, the use of the address. The format is HAProxy's `doc/proxy-protocol.txt`, section 2.2;
-//! version 1, a text format, is not supported.
-//! Invariants (`docs/decisions.md#d15`): exactly the header is read, and no byte after the header. A header
-//! is at most [`LONGEST`] bytes long after its fixed part. Any input yields the address written in the header
+//! trusted balancers, the use of the address. The format is HAProxy's `doc/proxy-protocol.txt`, sections 2.1
+//! and 2.2; the text is parsed by `ppp`.
+//! Invariants (`docs/decisions.md#d15`): exactly the header is read, and no byte after the header. A binary
+//! header is at most [`LONGEST`] bytes long after its fixed part, a text at most [`LONGEST_TEXT`]. Any input yields the address written in the header
 //! or a refusal, never another address.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use ppp::v1;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// First bytes of every header. Neither HTTP/2 nor TLS begins with these bytes.
+/// First bytes of every binary header. Neither HTTP/2 nor TLS begins with these bytes.
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 /// Fixed part of a header: the signature, version and command, family and transport, and the length of the
 /// rest.
@@ -20,6 +21,10 @@ const HEAD: usize = 16;
 /// Longest rest of a header: the addresses, and the balancer's additions about TLS and itself, which are
 /// skipped.
 pub const LONGEST: usize = 4096;
+/// First bytes of every text. HTTP has no such method.
+const TEXT: &[u8; 6] = b"PROXY ";
+/// Longest text, with its line end: two IPv6 addresses without abbreviation.
+pub const LONGEST_TEXT: usize = 107;
 
 const VERSION: u8 = 0x2;
 const LOCAL: u8 = 0x0;
@@ -40,8 +45,11 @@ pub enum ProxiedSource {
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyHeaderError {
     /// The connection does not begin with the header.
-    #[error("it does not begin with a PROXY protocol header of version 2")]
+    #[error("it does not begin with a PROXY protocol header of version 1 or 2")]
     NoHeader,
+    /// The text is not as the protocol has it.
+    #[error("its PROXY protocol header of version 1 is malformed")]
+    Text,
     /// The command is neither LOCAL nor PROXY.
     #[error("its PROXY protocol header has an unknown command")]
     Command,
@@ -97,6 +105,39 @@ fn parse_header(head: &[u8; HEAD], rest: &[u8]) -> Result<ProxiedSource, ProxyHe
     Ok(ProxiedSource::Client(SocketAddr::new(address, u16::from_be_bytes(port))))
 }
 
+/// Reads the rest of a text that begins with `begin`, byte by byte: the text tells its end by a line end only,
+/// and the bytes behind belong to the client.
+async fn read_text(
+    stream: &mut (impl AsyncRead + Unpin),
+    begin: &[u8],
+) -> Result<ProxiedSource, ProxyHeaderError> {
+    let mut text = Vec::with_capacity(LONGEST_TEXT);
+    text.extend_from_slice(begin);
+    while text.last() != Some(&b'\n') {
+        if text.len() == LONGEST_TEXT {
+            return Err(ProxyHeaderError::Text);
+        }
+        text.push(stream.read_u8().await?);
+    }
+    parse_text(&text)
+}
+
+/// The content of a complete text, with its line end.
+fn parse_text(text: &[u8]) -> Result<ProxiedSource, ProxyHeaderError> {
+    let line = text.strip_suffix(b"\r\n").ok_or(ProxyHeaderError::Text)?;
+    // The library takes a line end within the line for a space, and a sign for a part of a number.
+    if !line.iter().all(|byte| matches!(byte, b' '..=b'~') && *byte != b'+') {
+        return Err(ProxyHeaderError::Text);
+    }
+    let header = v1::Header::try_from(text).map_err(|_| ProxyHeaderError::Text)?;
+    let (address, port) = match header.addresses {
+        v1::Addresses::Tcp4(found) => (IpAddr::V4(found.source_address), found.source_port),
+        v1::Addresses::Tcp6(found) => (IpAddr::V6(found.source_address).to_canonical(), found.source_port),
+        v1::Addresses::Unknown => return Err(ProxyHeaderError::Family),
+    };
+    Ok(ProxiedSource::Client(SocketAddr::new(address, port)))
+}
+
 /// Reads the header at the start of `stream`.
 ///
 /// Not cancel-safe: bytes already read are lost. Waits without a time limit.
@@ -105,7 +146,13 @@ fn parse_header(head: &[u8; HEAD], rest: &[u8]) -> Result<ProxiedSource, ProxyHe
 /// [`ProxyHeaderError`].
 pub async fn read_header(stream: &mut (impl AsyncRead + Unpin)) -> Result<ProxiedSource, ProxyHeaderError> {
     let mut head = [0; HEAD];
-    stream.read_exact(&mut head).await?;
+    // No header, of neither version, is shorter than the signature.
+    let (signature, fields) = head.split_at_mut(SIGNATURE.len());
+    stream.read_exact(signature).await?;
+    if signature.starts_with(TEXT) {
+        return read_text(stream, signature).await;
+    }
+    stream.read_exact(fields).await?;
     let mut rest = vec![0; rest_of(&head)?];
     stream.read_exact(&mut rest).await?;
     parse_header(&head, &rest)
@@ -163,6 +210,20 @@ mod tests {
     }
 
     #[test]
+    fn a_text_names_the_client_and_what_follows_is_left() {
+        let longest = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff";
+        for (text, expected) in [
+            ("PROXY TCP4 192.0.2.7 10.0.0.1 49153 2379\r\n".to_owned(), "192.0.2.7:49153"),
+            ("PROXY TCP6 2001:db8::1 ::1 12345 2379\r\n".to_owned(), "[2001:db8::1]:12345"),
+            ("PROXY TCP6 ::ffff:192.0.2.7 ::1 12345 2379\r\n".to_owned(), "192.0.2.7:12345"),
+            (format!("PROXY TCP6 {longest} {longest} 65535 65535\r\n"), &format!("[{longest}]:65535")),
+        ] {
+            let all = [text.as_bytes(), b"PRI * HTTP/2.0\r\n"].concat();
+            assert_eq!(read(&all), (client(expected), text.len()), "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_no_such_header_is_refused() {
         let wrong = |at: usize| {
             let mut header = header(0x21, 0x11, V4);
@@ -177,7 +238,19 @@ mod tests {
         };
         let bad: &[(&str, Vec<u8>)] = &[
             ("does not begin", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec()),
-            ("does not begin", b"PROXY TCP4 192.0.2.7 10.0.0.1 49153 2379\r\nPRI".to_vec()),
+            ("no TCP address", b"PROXY UNKNOWN\r\nPRI".to_vec()),
+            ("no TCP address", b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\nPRI".to_vec()),
+            ("is malformed", b"PROXY TCP4 192.0.2.7 10.0.0.1 49153 2379\nPRI".to_vec()),
+            ("is malformed", b"PROXY TCP4 192.0.2.7 10.0.0.1 49153\r2379\r\n".to_vec()),
+            ("is malformed", b"PROXY TCP4 192.0.2.7 10.0.0.1 +1 2379\r\n".to_vec()),
+            ("is malformed", b"PROXY TCP4 192.0.2.7 10.0.0.1 65536 2379\r\n".to_vec()),
+            ("is malformed", b"PROXY TCP4 2001:db8::1 10.0.0.1 1 2379\r\n".to_vec()),
+            ("is malformed", b"PROXY UDP4 192.0.2.7 10.0.0.1 1 2379\r\n".to_vec()),
+            ("is malformed", b"PROXY TCP4 192.0.2.7 10.0.0.1 1 2 3\r\n".to_vec()),
+            ("is malformed", [b"PROXY TCP4", &[b' '; 200][..]].concat()),
+            ("is malformed", b"PROXY \r\nTCP4 192.0.2.7 10.0.0.1 1 2\r\n".to_vec()),
+            ("does not begin", b"PROXYTCP4 192.0.2.7 10.0.0.1 1 2\r\n".to_vec()),
+            ("ended in", b"PROXY TCP4 192.0.2.7 10.0.0.1 1 2".to_vec()),
             ("does not begin", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a client hello".to_vec()),
             ("does not begin", wrong(0)),
             ("does not begin", wrong(11)),

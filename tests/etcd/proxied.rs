@@ -58,6 +58,14 @@ async fn known_by_their_own_address() {
     let two = balancer(&tasks, [192, 0, 2, 8], 1, front).await;
 
     let ctl = cluster.ctl().as_user("alice").with_tls(cluster.pki(), None);
+    // A balancer that speaks version 1, as nginx does.
+    let text = Relay::start(&tasks).await;
+    text.introduce(b"PROXY TCP6 2001:db8::7 ::1 49154 2379\r\n".to_vec());
+    text.open(front);
+    let by_text = ctl.to(vec![format!("https://{}", text.address)]);
+    assert_eq!(by_text.ok(&["put", "/a/k", "u"]).await, "OK\n");
+    let told = async || keyward.log().contains("remote=[2001:db8::7]:49154").then_some(());
+    wait::until(SOON, "the client's address by version 1 is in the log", told).await;
     let through = ctl.to(vec![format!("https://{}", one.address)]);
     assert_eq!(through.ok(&["put", "/a/k", "v"]).await, "OK\n");
     assert_eq!(through.ok(&["get", "/a/k", "--print-value-only"]).await, "v\n");
