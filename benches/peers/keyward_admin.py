@@ -52,6 +52,11 @@ def metrics(server):
     return found
 
 
+def lost_records(server):
+    """The records of the log dropped because nobody took them."""
+    return int(metrics(server).get("log_records_lost_total", 0))
+
+
 def per_member(server, metric):
     """The values of one metric by member."""
     values = re.findall(rf"^keyward_{metric}\{{.*\}} (\S+)$", read_metrics(server), re.MULTILINE)

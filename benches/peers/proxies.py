@@ -240,6 +240,15 @@ def start_keyward_with_whole_log(site, unique, port):
     return start_keyward(site, unique, port, access="all")
 
 
+def start_keyward_unread(site, unique, port):
+    """With a record for every call, and its stderr a FIFO that nobody reads: a log that takes nothing more."""
+    argv, environment, ready = start_keyward_with_whole_log(site, unique, port)
+    fifo = site.processes.site / f"{unique}.fifo"
+    os.mkfifo(fifo)
+    # Opened for reading too: else the opening itself would wait for a reader.
+    return ["sh", "-c", 'exec "$@" 2<>"$0"', fifo, *argv], environment, ready
+
+
 def start_envoy(site, unique, port):
     endpoint = {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": site.member.port}}}}
     many = {"max_connections": 65536, "max_pending_requests": 65536, "max_requests": 1048576}
@@ -309,6 +318,7 @@ STARTS = {
     "keyward": start_keyward,
     "keyward-nolog": start_keyward_without_log,
     "keyward-logall": start_keyward_with_whole_log,
+    "keyward-unread": start_keyward_unread,
     "envoy": start_envoy,
     "nginx": start_nginx,
     "haproxy": start_haproxy,
