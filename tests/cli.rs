@@ -576,13 +576,17 @@ fn replicas_stand_side_by_side() {
     let (code, stdout, stderr) = second.ask(&["show", "replicas", "-o", "json"]);
     let view: serde_json::Value = serde_json::from_str(&stdout).expect("JSON");
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
-    let row = |pid: u32| view["rows"].as_array().unwrap().iter().find(|row| row["pid"] == pid).unwrap();
-    let (own, other, silent) = (row(second.child.id()), row(first.child.id()), row(0));
+    let row = |pid: Option<u32>| {
+        let pid = serde_json::json!(pid);
+        view["rows"].as_array().unwrap().iter().find(|row| row["pid"] == pid).unwrap()
+    };
+    let (own, other, silent) = (row(Some(second.child.id())), row(Some(first.child.id())), row(None));
     assert_eq!((&own["address"], &own["state"]), (&serde_json::Value::Null, &"not_ready".into()), "{view}");
     assert_eq!(other["state"], "not_ready", "{view}");
     assert_eq!(other["address"], format!("127.0.0.1:{port}"), "{view}");
     assert_ne!(own["configuration"], other["configuration"], "{view}");
     assert_eq!(silent["address"], format!("127.0.0.1:{closed}"), "{view}");
+    assert_eq!(silent["connections"], serde_json::Value::Null, "{view}");
     assert!(silent["why"].as_str().is_some_and(|why| why.contains("refused")), "{view}");
 }
 

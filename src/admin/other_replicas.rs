@@ -43,8 +43,8 @@ pub struct ReplicaRow {
     /// Admin address by which another replica asked; null for the replica that shows the row.
     #[serde(default)]
     pub address: Option<String>,
-    /// Process id; 0 if the replica did not answer.
-    pub pid: u32,
+    /// Process id. Null, as every count, if the replica did not answer.
+    pub pid: Option<u32>,
     /// Keyward's version.
     pub version: String,
     /// Serving state, as in `keyward status`; empty if the replica did not answer.
@@ -56,15 +56,15 @@ pub struct ReplicaRow {
     /// Digest of the configuration in force.
     pub configuration: String,
     /// Open client connections.
-    pub connections: i64,
+    pub connections: Option<i64>,
     /// Unary calls in flight.
-    pub calls: i64,
+    pub calls: Option<i64>,
     /// Open streams.
-    pub streams: i64,
+    pub streams: Option<i64>,
     /// Sessions seen recently.
-    pub sessions: usize,
+    pub sessions: Option<usize>,
     /// Threads serving clients.
-    pub shards: usize,
+    pub shards: Option<usize>,
 }
 
 /// Reason for the lack of a replica's row.
@@ -166,7 +166,7 @@ impl ReplicaRow {
     /// True for two rows of one process. A silent replica is only itself.
     fn is_same_process(&self, other: &Self) -> bool {
         let process = |row: &Self| (row.host.clone(), row.pid, row.started_at.clone());
-        if other.pid == 0 { self.address == other.address } else { process(self) == process(other) }
+        if other.pid.is_none() { self.address == other.address } else { process(self) == process(other) }
     }
 }
 
@@ -178,7 +178,12 @@ mod tests {
     use super::*;
 
     fn own() -> ReplicaRow {
-        ReplicaRow { host: Some("here".into()), pid: 7, started_at: "1".into(), ..ReplicaRow::default() }
+        ReplicaRow {
+            host: Some("here".into()),
+            pid: Some(7),
+            started_at: "1".into(),
+            ..ReplicaRow::default()
+        }
     }
 
     /// Answers one connection after the other with `answer`, as often as `answers` has one.
@@ -204,7 +209,7 @@ mod tests {
         let listeners: Vec<_> = listeners.collect();
         let addresses: Vec<_> = listeners.iter().map(|bound| bound.local_addr().expect("its port")).collect();
         let other =
-            ReplicaRow { state: "serving\x1b[2J".into(), host: Some("there".into()), pid: 9, ..own() };
+            ReplicaRow { state: "serving\x1b[2J".into(), host: Some("there".into()), pid: Some(9), ..own() };
         let wrong = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned();
         let replicas = OtherReplicas::new(addresses.iter().map(ToString::to_string).collect());
         let answers = [page(&own()), page(&other), wrong].map(|answer| vec![answer]);
@@ -212,7 +217,7 @@ mod tests {
         let (rows, _) = tokio::join!(replicas.beside(own()), served);
         let states: Vec<_> = rows.iter().map(|row| (row.pid, row.state.as_str())).collect();
         // The first address leads to the asking process itself.
-        assert_eq!(states, [(7, ""), (9, "serving\\u{1b}[2J"), (0, "")], "{rows:?}");
+        assert_eq!(states, [(Some(7), ""), (Some(9), "serving\\u{1b}[2J"), (None, "")], "{rows:?}");
         assert_eq!(rows[1].address, Some(addresses[1].to_string()));
         assert!(rows[2].why.as_deref().is_some_and(|why| why.contains("404")), "{rows:?}");
         // Nobody listens any more: a second look within seconds shows the same answers.

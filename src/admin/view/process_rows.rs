@@ -146,17 +146,17 @@ impl Viewer {
         ReplicaRow {
             host: rustix::system::uname().nodename().to_str().ok().map(str::to_owned),
             address: None,
-            pid: std::process::id(),
+            pid: Some(std::process::id()),
             version: status.replica.version,
             state: state.and_then(|state| Some(state.as_str()?.to_owned())).unwrap_or_default(),
             why: status.replica.why,
             started_at: moment_of(started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()),
             configuration: config.digest.to_string(),
-            connections: status.replica.connections,
-            calls: status.replica.calls,
-            streams: status.replica.streams,
-            sessions: status.replica.sessions,
-            shards: config.runtime.shards.get(),
+            connections: Some(status.replica.connections),
+            calls: Some(status.replica.calls),
+            streams: Some(status.replica.streams),
+            sessions: Some(status.replica.sessions),
+            shards: Some(config.runtime.shards.get()),
         }
     }
 
