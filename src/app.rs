@@ -5,6 +5,7 @@
 //! connection is accepted before all parts are running; a drain first reports "not ready", then stops
 //! accepting, then lets open calls finish, within its limits; a second signal ends the process at once.
 
+mod activated_sockets;
 mod admin_interfaces;
 pub mod audit_files;
 mod cluster_reset;
@@ -56,6 +57,7 @@ use crate::downstream::connection_table::ConnectionTable;
 use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls, ListenerTlsError};
 use crate::downstream::session::{NoSessionKey, Sealer};
 use crate::gateway::login::service::LoginService;
+use crate::io::listening_sockets::NamedSocket;
 use crate::io::service_manager;
 use crate::members::discovery::{Members, ProbeLogin, SeedList};
 use crate::members::membership::{ControlChannels, MembersHandle};
@@ -123,6 +125,9 @@ pub enum ServeError {
     /// The listening sockets cannot be taken over; the process that serves goes on.
     #[error("nothing was taken over: {0}")]
     TakeOver(String),
+    /// A socket received from the service manager cannot be used.
+    #[error("socket activation: {0}")]
+    Activation(io::Error),
     /// A shard panicked.
     #[error("a shard died")]
     ShardDied,
@@ -139,10 +144,11 @@ pub fn serve(
     sources: ConfigSources,
     takes_over: bool,
 ) -> Result<(), ServeError> {
+    let activated = activated_sockets::receive(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build_local(tokio::runtime::LocalOptions::default())?;
-    let outcome = runtime.block_on(run(Arc::new(config), warnings, sources, takes_over));
+    let outcome = runtime.block_on(run(Arc::new(config), warnings, sources, takes_over, activated));
     // Does not wait longer for a hanging file system.
     runtime.shutdown_timeout(LAST);
     outcome
@@ -153,6 +159,7 @@ async fn run(
     warnings: Vec<ConfigWarning>,
     sources: ConfigSources,
     takes_over: bool,
+    activated: Vec<NamedSocket>,
 ) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
     let successor_requests = successor::requests()?;
@@ -168,6 +175,7 @@ async fn run(
     tasks.spawn("shard watchdog", watch_shards(hearts, Arc::clone(&running.shards_alive))).detach();
     let readiness = Arc::clone(&running.admin.state).publish_readiness(running.ready.clone());
     tasks.spawn("readiness", readiness).detach();
+    running.admin.sockets.adopt(activated);
     running.admin.sockets.adopt(sockets);
     if taking_over.is_some() {
         tokio::select! {

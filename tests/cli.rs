@@ -7,7 +7,7 @@ mod first_minutes;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 use std::{fs, thread};
@@ -313,7 +313,7 @@ fn a_command_without_a_path_uses_the_default_socket() {
 
 /// A running `keyward serve` with an admin socket, without any member to reach.
 struct Served {
-    child: std::process::Child,
+    child: Child,
     folder: tempfile::TempDir,
     /// Lines of its log.
     log: mpsc::Receiver<String>,
@@ -588,6 +588,53 @@ fn replicas_stand_side_by_side() {
     assert_eq!(silent["address"], format!("127.0.0.1:{closed}"), "{view}");
     assert_eq!(silent["connections"], serde_json::Value::Null, "{view}");
     assert!(silent["why"].as_str().is_some_and(|why| why.contains("refused")), "{view}");
+}
+
+/// Starts Keyward with `socket` as the only socket of a service manager.
+fn activated(socket: &std::net::TcpListener, config: &str) -> Child {
+    let own = keyward(&["serve", "--config", config]);
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(r#"LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&0 </dev/null"#).arg("sh");
+    shell.arg(own.get_program()).args(own.get_args()).env_remove("KEYWARD_CONFIG");
+    let copy = std::os::fd::OwnedFd::from(socket.try_clone().expect("a copy"));
+    shell.stdin(copy).stderr(Stdio::piped()).spawn().expect("sh starts")
+}
+
+/// Sends a request at once, and reads whatever answer comes once a process accepts.
+fn answer_of(address: std::net::SocketAddr) -> thread::JoinHandle<String> {
+    let mut client = std::net::TcpStream::connect(address).expect("the service manager listens");
+    client.set_read_timeout(Some(LIMIT)).expect("a limit");
+    client.write_all(b"GET /livez HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").expect("sent");
+    thread::spawn(move || {
+        let mut answer = String::new();
+        drop(client.read_to_string(&mut answer));
+        answer
+    })
+}
+
+/// Clients that connect before the first start and between two processes wait, and are served.
+#[test]
+fn sockets_of_the_service_manager_outlive_the_process() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = socket.local_addr().expect("its address");
+    let text = Served::text("").replacen("127.0.0.1:0", &address.to_string(), 1);
+    let config = write(folder.path(), "keyward.toml", &text);
+    for _ in 0..2 {
+        let client = answer_of(address);
+        let mut child = activated(&socket, &config);
+        let answer = client.join().expect("no panic");
+        assert!(answer.starts_with("HTTP/1.1 "), "{answer:?}");
+        let terminated = run(Command::new("kill").arg(child.id().to_string()));
+        assert_eq!(terminated.0, 0, "{terminated:?}");
+        assert!(child.wait().expect("it ends").success());
+    }
+    // A socket without a listener would let its clients wait for ever.
+    let other = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let ended = activated(&other, &config).wait_with_output().expect("it ends");
+    let told = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    assert!(told.contains("no listener has the address of the received socket"), "{told}");
 }
 
 #[test]

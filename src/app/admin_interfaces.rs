@@ -5,6 +5,7 @@
 //! no socket is taken from another process.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -91,6 +92,11 @@ pub(super) fn admin_commands(
     }
 }
 
+/// The name of the socket of the admin address.
+pub(super) fn address_name(address: SocketAddr) -> String {
+    format!("admin address {address}")
+}
+
 /// Opens the admin address for monitoring, and the admin socket for commands from this machine. Both are
 /// served until another process has taken over their sockets.
 pub(super) async fn open_admin(
@@ -102,7 +108,7 @@ pub(super) async fn open_admin(
     let unbound = |address: String| move |source| ServeError::Bind { address, source };
     let (sockets, state) = (&commands.sockets, &commands.state);
     let address = config.admin.address;
-    let name = format!("admin address {address}");
+    let name = address_name(address);
     let bound = match sockets.take(&name) {
         Some(socket) => TcpListener::from_std(socket.into()),
         None => admin::bind(address).await,

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::ServeError;
+use super::{ServeError, activated_sockets};
 use crate::config::{Address, Config, Listener};
 use crate::downstream::acceptor::{BoundListener, OpenListener, ShardIntake, accept, socket_name};
 use crate::downstream::connection_table::ConnectionTable;
@@ -277,9 +277,10 @@ fn tls_of(listener: &Listener) -> Result<Option<CurrentListenerTls>, String> {
     Ok(made.map(|made| Arc::new(Published::new(made))))
 }
 
-/// Removes the file of a closed unix socket.
+/// Removes the file of a closed unix socket, unless the service manager keeps the socket.
 fn remove_file(address: &Address) {
     if let Address::Unix(path) = address
+        && !activated_sockets::are_used()
         && let Err(error) = std::fs::remove_file(path)
     {
         tracing::debug!(%error, path = %path.display(), "a socket's file is left behind");

@@ -4,8 +4,8 @@
 //! trusted balancers, the use of the address. The format is HAProxy's `doc/proxy-protocol.txt`, sections 2.1
 //! and 2.2; the text is parsed by `ppp`.
 //! Invariants (`docs/decisions.md#d15`): exactly the header is read, and no byte after the header. A binary
-//! header is at most [`LONGEST`] bytes long after its fixed part, a text at most [`LONGEST_TEXT`]. Any input yields the address written in the header
-//! or a refusal, never another address.
+//! header is at most [`LONGEST`] bytes long after its fixed part, a text at most [`LONGEST_TEXT`]. Any input
+//! yields the address written in the header or a refusal, never another address.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -105,8 +105,8 @@ fn parse_header(head: &[u8; HEAD], rest: &[u8]) -> Result<ProxiedSource, ProxyHe
     Ok(ProxiedSource::Client(SocketAddr::new(address, u16::from_be_bytes(port))))
 }
 
-/// Reads the rest of a text that begins with `begin`, byte by byte: the text tells its end by a line end only,
-/// and the bytes behind belong to the client.
+/// Reads the rest of a text that begins with `begin`, byte by byte: the text tells its end by a line end
+/// only, and the bytes behind belong to the client.
 async fn read_text(
     stream: &mut (impl AsyncRead + Unpin),
     begin: &[u8],
