@@ -336,7 +336,7 @@ const fn refusal(reason: RefusalReason, code: Code, message: &'static str) -> Re
 
 /// Why a call was refused: the label of the metric of refused calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "`name` and the table of metrics in the README say it")]
+#[expect(missing_docs, reason = "`name` and the table of docs/metrics.md say it")]
 pub enum RefusalReason {
     Token,
     NoIdentity,

@@ -20,21 +20,8 @@ use keyward::telemetry::single_label::one;
 use keyward::telemetry::unread_metrics::GiveUpReason;
 use keyward::telemetry::user_metrics::UserFigures;
 
-const DOCUMENTS: [&str; 13] = [
-    "README.md",
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "SECURITY.md",
-    "deploy/apisix.md",
-    "deploy/identities.md",
-    "deploy/migrate-to-tls.md",
-    "deploy/monitoring/README.md",
-    "deploy/operate.md",
-    "deploy/packages.md",
-    "deploy/patroni.md",
-    "deploy/remove-keyward.md",
-    "docs/audit.md",
-];
+/// Documents for operators, beside the book.
+const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md"];
 /// Pages about the program itself: their files and links are checked too.
 const PAGES: [&str; 4] = ["CONTRIBUTING.md", "docs/decisions.md", "docs/etcd-facts.md", "docs/glossary.md"];
 /// Tables whose every line names the tests that show it, and how many tests they name at least.
@@ -50,6 +37,19 @@ fn root() -> PathBuf {
 
 fn read(name: impl AsRef<Path>) -> String {
     fs::read_to_string(root().join(name)).expect("every file that is named here exists")
+}
+
+/// All documents for operators: with the pages of the book.
+fn documents() -> Vec<String> {
+    let mut found: Vec<String> = DOCUMENTS.map(str::to_owned).into();
+    for folder in ["docs", "docs/runbooks"] {
+        let entries = fs::read_dir(root().join(folder)).expect("a folder of the book");
+        let names = entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
+        let names = names.filter(|name| name.ends_with(".md")).map(|name| format!("{folder}/{name}"));
+        found.extend(names.filter(|name| !PAGES.contains(&name.as_str())));
+    }
+    assert!(found.len() > 40, "found {} documents", found.len());
+    found
 }
 
 /// The fenced blocks of a language, and the text without any fenced block.
@@ -117,11 +117,10 @@ fn reference_keys() -> BTreeSet<String> {
 #[test]
 fn documents_name_files_that_exist() {
     let (mut missing, mut looked_at) = (Vec::new(), 0);
-    let runbooks = monitoring::runbooks();
-    for name in DOCUMENTS.into_iter().chain(PAGES).chain(runbooks.iter().map(String::as_str)) {
-        let document = read(name);
+    for name in documents().into_iter().chain(PAGES.map(str::to_owned)) {
+        let document = read(&name);
         let (commands, prose) = fenced(&document, "sh");
-        let folder = Path::new(name).parent().expect("a file's folder");
+        let folder = Path::new(&name).parent().expect("a file's folder");
         let paths =
             quoted(&prose).into_iter().chain(commands.iter().flat_map(|block| block.split_whitespace()));
         for path in paths.map(|path| path.trim_start_matches("./")) {
@@ -135,7 +134,7 @@ fn documents_name_files_that_exist() {
         for link in links(&prose).into_iter().filter(|link| !link.starts_with("https://")) {
             looked_at += 1;
             let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let file = if file.is_empty() { Path::new(name).to_owned() } else { folder.join(file) };
+            let file = if file.is_empty() { Path::new(&name).to_owned() } else { folder.join(file) };
             let found = root().join(&file).exists()
                 && (anchor.is_empty() || anchors(&read(&file)).iter().any(|known| known == anchor));
             missing.extend((!found).then(|| format!("{name}: {link}")));
@@ -150,9 +149,8 @@ fn documents_name_keys_that_exist() {
     let keys = reference_keys();
     let tables: BTreeSet<&str> = keys.iter().filter_map(|key| key.split('.').next()).collect();
     let (mut unknown, mut looked_at) = (Vec::new(), 0);
-    let runbooks = monitoring::runbooks();
-    for name in DOCUMENTS.into_iter().chain(runbooks.iter().map(String::as_str)) {
-        let (_, prose) = fenced(&read(name), "");
+    for name in documents() {
+        let (_, prose) = fenced(&read(&name), "");
         for word in quoted(&prose) {
             let dotted = word.split_once('.').is_some_and(|(table, _)| tables.contains(table));
             let key = word.trim_matches(['[', ']']);
@@ -165,6 +163,34 @@ fn documents_name_keys_that_exist() {
     }
     assert!(looked_at > 4, "found {looked_at} keys");
     assert_eq!(unknown, Vec::<String>::new());
+}
+
+/// A command that the program refuses helps nobody at night. `tests/book` runs the commands in blocks; these are the ones in sentences.
+#[test]
+fn the_program_knows_every_command_of_the_documents() {
+    let (mut refused, mut tried) = (Vec::new(), 0);
+    for file in documents() {
+        let (_, prose) = fenced(&read(&file), "");
+        for text in quoted(&prose) {
+            let Some(command) = text.strip_prefix("keyward ") else { continue };
+            let command = command.split(['#', '|', ';', '>']).next().unwrap_or_default();
+            // A word in capitals stands for a value; after `--help` the other arguments are still checked.
+            let words = command.split_whitespace().map(|word| match word {
+                "SHELL" => "bash",
+                "TOPIC" => "clients",
+                _ if word.bytes().all(|b| b.is_ascii_uppercase()) => "7",
+                _ => word,
+            });
+            let mut keyward = Command::new(env!("CARGO_BIN_EXE_keyward"));
+            let ended = keyward.args(words).arg("--help").stdin(Stdio::null()).output().expect("it starts");
+            if !ended.status.success() {
+                refused.push(format!("{file}: {text}: {}", String::from_utf8_lossy(&ended.stderr)));
+            }
+            tried += 1;
+        }
+    }
+    assert!(tried > 150, "found {tried} commands");
+    assert_eq!(refused, Vec::<String>::new());
 }
 
 /// The names under which a scraper finds what the registry and the admin address tell.
@@ -260,8 +286,8 @@ fn is_metric(word: &str) -> bool {
 }
 
 #[test]
-fn the_readme_lists_the_metrics_that_there_are() {
-    let (_, prose) = fenced(&read("README.md"), "");
+fn the_book_lists_the_metrics_that_there_are() {
+    let (_, prose) = fenced(&read("docs/metrics.md"), "");
     let listed: BTreeSet<String> =
         quoted(&prose).into_iter().filter(|word| is_metric(word)).map(str::to_owned).collect();
     assert_eq!(listed, metrics());
@@ -294,16 +320,17 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
     made.extend(after(&code, "findings.warning("));
     made.extend(after(&code, "findings.add(severity,"));
     assert!(made.contains("db_quota") && made.contains("no_compaction") && made.len() > 20, "{made:?}");
-    let guide = read("deploy/operate.md");
+    let guide = read("docs/doctor.md");
     let rows = guide.lines().skip_while(|line| !line.starts_with("| check |")).skip(2);
     let rows: Vec<&str> = rows.take_while(|line| line.starts_with("| ")).collect();
     let first = rows.iter().filter_map(|row| row.split('|').nth(1));
     let listed: BTreeSet<&str> = first.flat_map(quoted).collect();
     assert_eq!(listed, made);
-    let (shown, _) = fenced(&guide, "");
+    let (shown, _) = fenced(&guide, "console");
     let shown: Vec<&str> = shown
         .iter()
         .flat_map(|block| block.lines())
+        .filter(|line| line.starts_with("error [") || line.starts_with("warning ["))
         .filter_map(|line| line.split_once('[')?.1.split(']').next())
         .collect();
     assert!(shown.len() > 2 && shown.iter().all(|check| made.contains(check)), "{shown:?}");
@@ -317,7 +344,7 @@ fn the_operators_guide_lists_the_fields_that_status_has() {
         .filter_map(|line| line.trim().strip_prefix("pub ")?.split_once(": ").map(|(name, _)| name))
         .filter(|name| *name != "load" && !name.starts_with("fn "))
         .collect();
-    let guide = read("deploy/operate.md");
+    let guide = read("docs/commands.md");
     let rows = guide.lines().skip_while(|line| !line.starts_with("| part |")).skip(2);
     let rows: Vec<&str> = rows.take_while(|line| line.starts_with("| ")).collect();
     let values = ["serving", "degraded", "not_ready", "draining", "on", "off"];

@@ -3,9 +3,8 @@
 //! Must not know: Prometheus and Grafana, which `tests/etcd/monitoring` starts or asks. A check that finds nothing to look at fails.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::{Command, Stdio};
 
-use super::{fenced, metrics_text, quoted, read, root};
+use super::{metrics_text, read, root};
 
 const RULES: &str = "deploy/monitoring/alerts.yaml";
 const DASHBOARD: &str = "deploy/monitoring/dashboard.json";
@@ -43,8 +42,8 @@ fn rules() -> Vec<Rule> {
     rules
 }
 
-/// The files of the runbooks, and their table of contents.
-pub(super) fn runbooks() -> Vec<String> {
+/// The files of the runbooks.
+fn runbooks() -> Vec<String> {
     let folder = std::fs::read_dir(root().join(RUNBOOKS)).expect("the folder of runbooks");
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").file_name();
     let names = folder.map(name).map(|name| format!("{RUNBOOKS}/{}", name.to_string_lossy()));
@@ -67,14 +66,14 @@ fn every_alert_is_complete_and_has_a_runbook_and_every_runbook_has_an_alert() {
         assert!(line("summary: ").len() > 20 && rest.contains("description: >-\n"), "{name}: {rest}");
         assert_eq!(line("runbook_url: "), format!("{RUNBOOKS}/{name}.md"), "{name}");
     }
-    let contents = read(format!("{RUNBOOKS}/README.md"));
+    let contents = read("docs/runbooks.md");
     let rows: BTreeSet<String> = contents
         .lines()
         .filter_map(|line| Some(line.strip_prefix("| [")?.split(']').next()?.to_owned()))
         .collect();
     assert_eq!(rows, alerts);
     let mut pages = BTreeSet::new();
-    for file in runbooks().iter().filter(|file| !file.ends_with("/README.md")) {
+    for file in &runbooks() {
         let page = read(file);
         let name = page.lines().next().and_then(|line| line.strip_prefix("# ")).expect("a title");
         assert_eq!(*file, format!("{RUNBOOKS}/{name}.md"));
@@ -83,28 +82,6 @@ fn every_alert_is_complete_and_has_a_runbook_and_every_runbook_has_an_alert() {
         pages.insert(name.to_owned());
     }
     assert_eq!(pages, alerts);
-}
-
-/// A line of a runbook that the program refuses helps nobody at night.
-#[test]
-fn the_program_knows_every_command_of_the_runbooks() {
-    let mut tried = 0;
-    for file in runbooks() {
-        let (blocks, prose) = fenced(&read(&file), "sh");
-        let lines = blocks.iter().flat_map(|block| block.lines());
-        for line in lines.chain(quoted(&prose)) {
-            let Some(command) = line.strip_prefix("keyward ") else { continue };
-            let command = command.split(['#', '|', ';']).next().unwrap_or_default();
-            // Words in capitals stand for a name or a number; after `--help` the other arguments are still checked.
-            let is_name = |word: &str| word.bytes().all(|b| b.is_ascii_uppercase());
-            let words = command.split_whitespace().map(|word| if is_name(word) { "7" } else { word });
-            let mut keyward = Command::new(env!("CARGO_BIN_EXE_keyward"));
-            let ended = keyward.args(words).arg("--help").stdin(Stdio::null()).output().expect("it starts");
-            assert!(ended.status.success(), "{file}: {line}: {}", String::from_utf8_lossy(&ended.stderr));
-            tried += 1;
-        }
-    }
-    assert!(tried > 40, "found {tried} commands");
 }
 
 /// The labels of each metric: of the page, and of the counters that the admin address keeps outside of the registry.

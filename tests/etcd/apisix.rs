@@ -1,7 +1,7 @@
 //! Must show 3 of the JSON face: the access pattern of Apache APISIX, 200 long polls over HTTP/1.1 with tokens that live for five seconds,
 //! sees every event once and in order while a member is killed.
 //!
-//! The requests are those of APISIX's etcd library, see tests/clients/apisix. The configuration is that of `deploy/apisix.md`: who changes
+//! The requests are those of APISIX's etcd library, see tests/clients/apisix. The configuration is that of `docs/apisix.md`: who changes
 //! one changes the other.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use crate::harness::keyward::{Keyward, Site};
 use crate::harness::process::Process;
 use crate::harness::{Auth, Cluster, Options, newest, page, password, versions, wait};
 
-const PAGE: &str = include_str!("../../deploy/apisix.md");
+const PAGE: &str = include_str!("../../docs/apisix.md");
 const PATHS: usize = 200;
 const TTL: u32 = 5;
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,5 +1,5 @@
 //! A watch from an old revision, at a member and through Keyward: the same events in the same order. What differs is permitted and
-//! has its reason in README, "Watches": how a large catch-up is cut for a client that did not ask for fragments, and which revision
+//! has its reason in docs/differences.md, "Watches": how a large catch-up is cut for a client that did not ask for fragments, and which revision
 //! the header of a catch-up names.
 
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
 //! Must show 1 of identities: one unchanged application, on a clientv3 of 2021 and with its user and password, over the stages of
-//! `deploy/migrate-to-tls.md` and back. Beside it a python etcd3, which never logs in twice, and a client with a certificate.
+//! `docs/migrate-to-tls.md` and back. Beside it a python etcd3, which never logs in twice, and a client with a certificate.
 //!
 //! The page and this file say the same, step by step: who changes one changes the other.
 

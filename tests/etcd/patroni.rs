@@ -1,7 +1,7 @@
 //! Must show 2 of the JSON face: Patroni on a real PostgreSQL keeps exactly one primary, and fails over only where it must, through two
 //! replicas of Keyward: over the loss of the primary, of each member of etcd and of each replica. The same directly, beside it.
 //!
-//! The configuration is that of `deploy/patroni.md`: who changes one changes the other.
+//! The configuration is that of `docs/patroni.md`: who changes one changes the other.
 
 mod database_nodes;
 mod role_samples;
@@ -19,7 +19,7 @@ use crate::steady::unix_ms;
 use database_nodes::{DatabaseNodes, PatroniTiming, SCOPE, seen};
 use role_samples::{RoleSamples, ToldBy};
 
-const PAGE: &str = include_str!("../../deploy/patroni.md");
+const PAGE: &str = include_str!("../../docs/patroni.md");
 const TTL: u32 = 5;
 /// What is written between two phases: etcd's own order tells what happened in which.
 const MARK: &str = "/marks";

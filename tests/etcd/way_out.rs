@@ -1,5 +1,5 @@
 //! Rules 36, the way out: clients that hold a Keyward token and are pointed back at etcd; and the way in, the other way round. What
-//! `deploy/remove-keyward.md` says of each client library is what is seen here.
+//! `docs/remove-keyward.md` says of each client library is what is seen here.
 
 use std::time::Instant;
 

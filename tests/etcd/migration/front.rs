@@ -1,4 +1,4 @@
-//! Keyward as `deploy/migrate-to-tls.md` has it: two replicas with one session key, and what each stage changes in their files.
+//! Keyward as `docs/migrate-to-tls.md` has it: two replicas with one session key, and what each stage changes in their files.
 //!
 //! Owns: the configuration of each stage, which is read from the page, how it is changed, and what operators look at. Must not know
 //! the application. Invariant: what changes while they run is what the page says, and in the way that it says.
@@ -31,7 +31,7 @@ pub(super) enum Stage {
 }
 
 /// The page; what it has in TOML is what each stage adds.
-const PAGE: &str = include_str!("../../../deploy/migrate-to-tls.md");
+const PAGE: &str = include_str!("../../../docs/migrate-to-tls.md");
 
 /// The two replicas.
 pub(super) struct Front {
