@@ -2,7 +2,7 @@
 //!
 //! Owns: the addresses behind `admin.replicas`, the questions, and the answers of the last seconds. Must not
 //! know: who looks. Invariants: nobody is asked while nobody looks; one look asks each address once, at the
-//! same time, within [`LIMIT`]; the texts of an answer are escaped, and an answer decides nothing.
+//! same time, within a second; the texts of an answer are escaped, and an answer decides nothing.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
