@@ -38,6 +38,7 @@ use crate::downstream::session::Sealer;
 use crate::members::membership::{ForeignAddress, MembersHandle, ServingState};
 use crate::policy_store::PolicyRegister;
 use crate::revocation::RevocationRegister;
+use crate::telemetry::exposition::ExpositionFormat;
 use crate::telemetry::metrics::{CounterFamily, Metrics};
 use crate::telemetry::writer::LOSSES;
 use drain::{Exit, Stage};
@@ -202,8 +203,8 @@ impl AdminState {
         }
     }
 
-    /// The metrics, with the counters kept outside of the registry.
-    fn metrics_text(&self) -> Result<String, std::fmt::Error> {
+    /// The metrics, with the counters kept outside of the registry, in this format.
+    fn metrics_text(&self, format: ExpositionFormat) -> Result<String, std::fmt::Error> {
         self.metrics.revocation_age.set(self.register.age().as_secs_f64());
         self.metrics
             .revocation_entries
@@ -242,7 +243,7 @@ impl AdminState {
             self.sealer.opened_by_key().into_iter().map(|(key, opened)| (key.to_string(), opened)).collect();
         let keys = keys.iter().map(|(key, opened)| (key.as_str(), *opened)).collect();
         let losses = vec![("queue_full", LOSSES.queue_full()), ("write_failed", LOSSES.write_failed())];
-        self.metrics.admin_text(vec![
+        let open_metrics = self.metrics.admin_text(vec![
             family("upstream_logins", "Logins at members, by result", "result", logins),
             family("upstream_touches", "Idle tokens kept alive by a read, by result", "result", touches),
             family(
@@ -253,7 +254,11 @@ impl AdminState {
             ),
             family("sessions_opened", "Session tokens opened, by key id; the sealing key first", "key", keys),
             family("log_records_lost", "Log records that were lost, by reason", "reason", losses),
-        ])
+        ])?;
+        Ok(match format {
+            ExpositionFormat::OpenMetrics => self.metrics.with_exemplars(open_metrics),
+            ExpositionFormat::PrometheusText => format.convert(open_metrics),
+        })
     }
 }
 

@@ -23,6 +23,7 @@ pub mod shard_service;
 mod shard_watchdog;
 mod successor;
 mod take_over;
+mod telemetry_export;
 
 use std::io;
 use std::rc::Rc;
@@ -42,6 +43,7 @@ use self::published_rules::{PublishedRules, RulesAtStart};
 use self::service_reports::report_state;
 use self::shard_service::{ShardParts, ShardService};
 use self::shard_watchdog::watch_shards;
+use self::telemetry_export::ExportGuards;
 use crate::admin::drain::{Exit, Stage};
 use crate::admin::socket::AdminCommandService;
 use crate::audit::log::{AuditCloseGuard, AuditLog};
@@ -252,8 +254,8 @@ pub struct Running {
     probe: ProbeLogin,
     seeds: SeedList,
     rules: PublishedRules,
-    /// Writes the last audit records at the end.
-    _audit_guard: Option<AuditCloseGuard>,
+    /// Write the last audit records, and send the last spans and log records, at the end.
+    _end_guards: (Option<AuditCloseGuard>, Option<ExportGuards>),
 }
 
 /// Source of the published members.
@@ -276,8 +278,7 @@ pub fn build(
     tasks: &Tasks,
 ) -> Result<Running, ServeError> {
     let metrics = new_metrics(config);
-    let sealer = Arc::new(Sealer::new(reload::session_keys(config)?));
-    sealer.refuse_before(config.session.not_before);
+    let sealer = new_sealer(config)?;
     let reset = ClusterReset::new(Arc::clone(config), Arc::clone(&sealer), Arc::clone(&metrics));
     let discovery = Members::new(&config.cluster, connector.clone());
     let (probe, seeds) = (discovery.login(), discovery.seeds());
@@ -301,6 +302,7 @@ pub fn build(
     reset.set_state_holders(&credentials, &logins, &register);
     follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
     let (audit, audit_guard) = start_audit(config, &metrics)?.unzip();
+    let (spans, export_guards) = telemetry_export::start(config, &metrics)?.unzip();
     let ((drain, draining), (ready, readiness)) = (watch::channel(None), watch::channel(false));
     let parts = ShardParts {
         usage: Arc::new(UsageRegister::new(&metrics.limits)),
@@ -320,12 +322,12 @@ pub fn build(
         defragmentations: Arc::default(),
         questions: Arc::default(),
         audit,
+        spans,
     };
     let (rules, policy) = rules.start(&parts, tasks);
     start_shedding(&parts, tasks);
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
-    let figures = parts.metrics.connection_figures.clone();
-    let connections = ConnectionTable::new(Arc::clone(&parts.config), figures);
+    let connections = connection_table(&parts);
     let (reload, reload_requests) = reload_requests();
     let admin =
         admin_commands(&parts, &pages, &connections, (register, policy), reload, &shards_alive, &exit);
@@ -343,7 +345,7 @@ pub fn build(
         probe,
         seeds,
         rules,
-        _audit_guard: audit_guard,
+        _end_guards: (audit_guard, export_guards),
     })
 }
 
@@ -355,6 +357,16 @@ fn new_metrics(config: &Config) -> Arc<Metrics> {
     metrics.refusals.name_reasons(RefusalReason::NAMES);
     reload::show_accepted(&metrics, config);
     metrics
+}
+
+fn new_sealer(config: &Config) -> Result<Arc<Sealer>, NoSessionKey> {
+    let sealer = Arc::new(Sealer::new(reload::session_keys(config)?));
+    sealer.refuse_before(config.session.not_before);
+    Ok(sealer)
+}
+
+fn connection_table(parts: &ShardParts) -> Arc<ConnectionTable> {
+    ConnectionTable::new(Arc::clone(&parts.config), parts.metrics.connection_figures.clone())
 }
 
 /// Starts the task that follows the pressure on the cluster.

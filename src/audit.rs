@@ -12,7 +12,7 @@ mod file;
 pub mod head_signature;
 pub mod log;
 mod otlp_collector;
-mod otlp_messages;
+mod otlp_request;
 pub mod queue;
 pub mod record;
 pub mod recorder;

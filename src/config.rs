@@ -14,6 +14,7 @@ mod certificate_checks;
 pub mod certificate_expiry;
 mod client_connections;
 mod client_tls;
+pub mod collector_settings;
 mod endpoint;
 mod environment;
 mod findings;
@@ -37,6 +38,8 @@ mod toml_limits;
 mod toml_parse;
 mod toml_policy;
 mod toml_rest;
+mod toml_trace;
+pub mod trace_settings;
 mod unread_limits;
 pub mod upstream_users;
 pub mod usage_limits;
@@ -53,11 +56,9 @@ use std::time::Duration;
 use crate::identity::named_member::NamedMember;
 use crate::identity::pattern::{AddressRange, Glob};
 use crate::identity::{ClusterId, UserName};
-use crate::jwt::Issuers;
 use crate::pem::{Crls, KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
-use crate::telemetry::access_settings::AccessLogSettings;
 use crate::users::UserPasswordHashes;
 
 pub use address::Address;
@@ -95,7 +96,7 @@ pub struct Config {
     /// Checking of passwords.
     pub passwords: Arc<Passwords>,
     /// Accepted JWT issuers.
-    pub issuers: Arc<Issuers>,
+    pub issuers: Arc<crate::jwt::Issuers>,
     /// Mapping of peers to etcd users.
     pub mapping: Arc<MappingRules>,
     /// The policy.
@@ -116,10 +117,14 @@ pub struct Config {
     pub admin: Admin,
     /// The audit log; `None` if off.
     pub audit: Option<Arc<audit_settings::AuditSettings>>,
+    /// The collector of spans and log records; `None` without one.
+    pub trace: Option<Arc<trace_settings::TraceSettings>>,
+    /// `[trace]`: the calls with a trace.
+    pub trace_sampling: telemetry::trace_sampling::TraceSampling,
     /// Settings of the log.
     pub log: telemetry::LogSettings,
     /// `[log]`: the calls with an access record.
-    pub access_log: AccessLogSettings,
+    pub access_log: telemetry::access_settings::AccessLogSettings,
     /// Times of the drain.
     pub drain: Drain,
     /// Threads.

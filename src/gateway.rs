@@ -13,6 +13,7 @@ pub mod auth_changes;
 pub mod blocking_calls;
 pub mod call;
 pub mod call_audit;
+pub mod call_trace;
 pub mod caller;
 pub mod client_figures;
 pub mod client_register;
@@ -74,6 +75,7 @@ use crate::downstream::watch_starts::WatchStarts;
 use crate::gateway::access_log::{AccessLog, RecordSinks};
 use crate::gateway::active_streams::ActiveStreams;
 use crate::gateway::call::CallSnapshot;
+use crate::gateway::call_trace::{CallTracer, SpanQueue};
 use crate::gateway::caller::{Caller, CallerIdentification, ConnectionCallers, Identities};
 use crate::gateway::client_register::ClientRegister;
 use crate::gateway::hot_prefixes::HotPrefixes;
@@ -342,6 +344,7 @@ impl Gateway {
         defragmentations: Arc<defragment::DefragmentationRegister>,
         identities: Arc<Published<Identities>>,
         audit: Option<Arc<AuditLog>>,
+        spans: Option<SpanQueue>,
         usage: Arc<UsageRegister>,
     ) -> Self {
         let begun = config.load_full();
@@ -357,7 +360,10 @@ impl Gateway {
             samples: SampleCounter::default(),
         };
         let audit_limiter = RecordLimiter::new(metrics.log_records_left_out.clone());
+        let not_followed = metrics.export.parents_not_followed.clone();
+        let tracer = spans.map(|spans| CallTracer::new(spans, begun.trace_sampling, not_followed));
         let records = RecordSinks {
+            tracer,
             metrics: Arc::clone(&metrics),
             users: UserFigures::new(begun.admin.user_metrics),
             log,
@@ -414,6 +420,9 @@ impl Gateway {
             && Arc::ptr_eq(&last.identities, &identities);
         if !is_current {
             self.records.log.settings.set(config.access_log);
+            if let Some(tracer) = &self.records.tracer {
+                tracer.settings.set(config.trace_sampling);
+            }
             let (config, members, identities) =
                 (Arc::clone(&config), Arc::clone(&members), Arc::clone(&identities));
             *last = Rc::new(CallSnapshot { config, members, identities });

@@ -20,10 +20,10 @@
 //! `docs/etcd-facts.md` the behaviour of etcd by version.
 //!
 //! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy`. From
-//! the top: `app` · `admin`, `reload`, `rest` · `gateway` · `watch`, `lease`, `revocation`, `policy_store` ·
-//! `downstream`, `upstream`, `own_keys` · `credentials` · `members` · `dial`, `policy`, `audit`, `usage` ·
-//! `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority` · `pb`, `pem`, `identity`, `published`,
-//! `secret`, `tasks`, `telemetry`, `io`.
+//! the top: `app` · `admin`, `reload`, `rest` · `gateway` · `watch`, `lease`, `revocation`, `policy_store`
+//! · `downstream`, `upstream`, `own_keys` · `credentials`, `audit` · `members`, `otlp` · `dial`, `policy`,
+//! `usage` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority` · `pb`, `pem`, `identity`,
+//! `published`, `secret`, `tasks`, `telemetry`, `io`.
 
 pub mod admin;
 pub mod app;
@@ -40,6 +40,7 @@ pub mod io;
 pub mod jwt;
 pub mod lease;
 pub mod members;
+pub mod otlp;
 pub mod own_keys;
 pub mod pb;
 pub mod pem;

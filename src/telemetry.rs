@@ -8,17 +8,22 @@
 pub mod access_settings;
 pub mod audit_metrics;
 pub mod call_figures;
+pub mod call_span;
 pub mod config_metrics;
 pub mod connection_metrics;
+pub mod export_metrics;
+pub mod export_queue;
 pub mod exposition;
 pub mod latency_histogram;
 pub mod limit_metrics;
 pub mod limiter;
 pub mod listener_metrics;
+pub mod log_export;
 pub mod log_filter;
 pub mod log_throttle;
 pub mod member_metrics;
 pub mod metrics;
+pub mod otlp_messages;
 pub mod policy_metrics;
 pub mod policy_store_metrics;
 mod process_metrics;
@@ -27,6 +32,7 @@ pub mod request_memory_metrics;
 pub mod rest_metrics;
 pub mod single_label;
 mod text;
+pub mod trace_sampling;
 pub mod unread_metrics;
 pub mod user_metrics;
 pub mod writer;
@@ -44,6 +50,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use log_export::LogExportLayer;
 use log_filter::{CurrentLogFilter, LogFilter, LogFilterLayer};
 use text::TextRecords;
 use writer::{FlushGuard, LogQueue};
@@ -59,8 +66,10 @@ pub struct LogSettings {
     pub format: Format,
     /// The least severe level written.
     pub level: LogLevel,
-    /// Bytes of records queued for writing at most.
+    /// Bytes of records queued for writing at most, and of records queued for the collector.
     pub buffer: usize,
+    /// True if records go to the collector too.
+    pub is_exported: bool,
 }
 
 /// The format of log records.
@@ -106,7 +115,12 @@ impl fmt::Display for LogLevel {
 
 impl Default for LogSettings {
     fn default() -> Self {
-        Self { format: Format::Text, level: LogLevel(LevelFilter::INFO), buffer: 4 * 1024 * 1024 }
+        Self {
+            format: Format::Text,
+            level: LogLevel(LevelFilter::INFO),
+            buffer: 4 * 1024 * 1024,
+            is_exported: false,
+        }
     }
 }
 
@@ -120,7 +134,8 @@ pub fn init(settings: &LogSettings) -> io::Result<FlushGuard> {
     let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let (queue, guard) = LogQueue::start(stderr, settings.buffer)?;
     let filter = current_filter(settings);
-    if subscriber_with(settings.format, Arc::clone(&filter), queue).try_init().is_err() {
+    let export = settings.is_exported.then(|| LogExportLayer::install(settings.buffer));
+    if subscriber_with(settings.format, Arc::clone(&filter), queue).with(export).try_init().is_err() {
         tracing::debug!("a log subscriber is installed already");
         return Ok(FlushGuard::nothing());
     }

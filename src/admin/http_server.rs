@@ -116,7 +116,7 @@ fn respond(state: &AdminState, pages: &MetricsPages, request: &Request<Incoming>
     let path = request.uri().path();
     let (status, content_type, text) = if request.method() == Method::GET && path == "/metrics" {
         let format = ExpositionFormat::accepted_by(request.headers());
-        match pages.of(format).text(|| state.metrics_text().map(|text| format.convert(text))) {
+        match pages.of(format).text(|| state.metrics_text(format)) {
             Ok(text) => (StatusCode::OK, format.content_type(), text),
             Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, PLAIN, error.to_string().into()),
         }

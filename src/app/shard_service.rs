@@ -33,6 +33,7 @@ use crate::downstream::client_connection::{
 use crate::downstream::connection_table::ConnectionPlace;
 use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::downstream::session::Sealer;
+use crate::gateway::call_trace::SpanQueue;
 use crate::gateway::caller::Identities;
 use crate::gateway::client_figures::ClientFigures;
 use crate::gateway::connection_origin::ConnectionOrigin;
@@ -97,6 +98,8 @@ pub struct ShardParts {
     pub certificate_pool: Arc<CertificatePool>,
     /// The audit log, if on.
     pub audit: Option<Arc<AuditLog>>,
+    /// Calls with a trace, for the collector; `None` if traces are off.
+    pub spans: Option<SpanQueue>,
     /// Questions of an operator.
     pub questions: Arc<ShardQuestions>,
 }
@@ -172,6 +175,7 @@ impl ShardService {
             parts.defragmentations,
             parts.identities,
             parts.audit,
+            parts.spans,
             parts.usage,
         ));
         let fallen = [

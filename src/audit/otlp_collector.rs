@@ -1,66 +1,36 @@
-//! A collector that takes records as OTLP logs over HTTP/1.1 (protobuf).
+//! A collector that takes records as OTLP logs.
 //!
-//! Owns: the connection, the division of a batch into requests, and the meaning of an answer. Must not know:
-//! the contents of a record, the queue of the sink. Invariants: a request has a time limit; lines are counted
-//! as sent after the answer to their request; the authorization stands in no log and no error.
+//! Owns: the division of a batch into requests, and the meaning of an answer. Must not know: the contents of
+//! a record, the queue of the sink, HTTP connections. Invariant: lines are counted as sent after the answer
+//! to their request.
 //!
 //! <https://github.com/open-telemetry/opentelemetry-proto>
 
-use std::future::Future;
 use std::io;
-use std::pin::Pin;
-use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::future::{Either, select};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
-use http::uri::PathAndQuery;
-use http::{HeaderValue, Request, StatusCode};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper_util::rt::TokioIo;
+use http::StatusCode;
 use prost::Message as _;
-use tokio::runtime::{Builder, Runtime};
-use tokio::time::timeout;
 
-use super::otlp_messages::{OtlpLogsAnswer, logs_request};
+use super::otlp_request::logs_request;
 use super::record::Timestamp;
 use super::sink_progress::SinkProgress;
-use crate::config::Endpoint;
-use crate::config::audit_settings::OtlpSettings;
-use crate::dial::connect::Connector;
-use crate::dial::member_tls;
+use crate::config::audit_settings::AuditCollector;
+use crate::otlp::collector::CollectorClient;
+use crate::telemetry::otlp_messages::OtlpAnswer;
 
 /// Lines in one request. The Collector's own limit on a request is 20 MiB.
 const MOST_LINES: usize = 1000;
 /// Bytes of lines in one request. A longer line goes alone.
 const MOST_BYTES: usize = 1 << 20;
-/// Time limit for resolving, connecting and the handshake.
-const CONNECTING: Duration = Duration::from_secs(5);
-/// Time limit for a request, with its answer.
-const ANSWERING: Duration = Duration::from_secs(10);
-/// Largest answer that is read.
-const LONGEST_ANSWER: usize = 64 * 1024;
 /// Characters of a collector's message in the log.
 const LONGEST_MESSAGE: usize = 200;
 
-/// A collector. Used by one thread, which drives the connection while a request is under way.
+/// The collector of the audit log.
 pub(super) struct OtlpCollector {
-    endpoint: Endpoint,
-    path: PathAndQuery,
-    authorization: Option<HeaderValue>,
+    client: CollectorClient,
     replica: String,
-    connector: Connector,
-    runtime: Runtime,
-    connection: Option<CollectorConnection>,
     /// True after a refused record, until the next answer without one: a series is logged once.
     refuses: bool,
-}
-
-/// An HTTP/1.1 connection: its sending half, and the future that moves its bytes.
-struct CollectorConnection {
-    sender: SendRequest<Full<Bytes>>,
-    driver: Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>,
 }
 
 /// The consequence of an answer for the lines of a request.
@@ -75,23 +45,9 @@ enum OtlpVerdict {
 impl OtlpCollector {
     /// # Errors
     /// The TLS settings cannot be used, or the operating system gives no resources.
-    pub(super) fn new(settings: &OtlpSettings, replica: &str) -> io::Result<Self> {
-        let tls = settings.tls.as_ref().map(member_tls::client_config).transpose();
-        let connector = Connector::tcp(tls.map_err(io::Error::other)?, CONNECTING).http1();
-        let authorization = settings.authorization.as_ref();
-        let authorization = authorization.map(|value| HeaderValue::from_str(value.expose())).transpose();
-        let mut authorization = authorization.map_err(io::Error::other)?;
-        authorization.iter_mut().for_each(|value| value.set_sensitive(true));
-        Ok(Self {
-            endpoint: settings.endpoint.clone(),
-            path: settings.path.clone(),
-            authorization,
-            replica: replica.to_owned(),
-            connector,
-            runtime: Builder::new_current_thread().enable_all().build()?,
-            connection: None,
-            refuses: false,
-        })
+    pub(super) fn new(settings: &AuditCollector, replica: &str) -> io::Result<Self> {
+        let client = CollectorClient::new(&settings.collector, settings.path.clone())?;
+        Ok(Self { client, replica: replica.to_owned(), refuses: false })
     }
 
     /// Sends the lines from the first unsent one on.
@@ -106,7 +62,7 @@ impl OtlpCollector {
             let (now, later) = rest.split_at(lines_of_request(rest));
             let without_ends = now.iter().map(|line| line.strip_suffix(b"\n").unwrap_or(line));
             let request = logs_request(&self.replica, without_ends, Timestamp::now()).encode_to_vec();
-            let (status, answer) = self.exchange(request.into())?;
+            let (status, answer) = self.client.exchange(&request.into())?;
             match verdict(status, &answer, now.len() as u64) {
                 OtlpVerdict::Taken { refused, message } => {
                     self.note_refused(refused, status, &message);
@@ -130,63 +86,6 @@ impl OtlpCollector {
         }
         self.refuses = refuses;
     }
-
-    /// Sends a request. A connection that was idle may be dead without a sign, so a failure there is followed
-    /// by one attempt on a new connection.
-    fn exchange(&mut self, body: Bytes) -> io::Result<(StatusCode, Bytes)> {
-        let idle = self.connection.take().filter(|connection| !connection.sender.is_closed());
-        let attempt = async {
-            let answered = match idle {
-                Some(idle) => self.ask(idle, body.clone()).await.ok(),
-                None => None,
-            };
-            match answered {
-                Some(answered) => Ok(answered),
-                None => self.ask(self.connect().await?, body).await,
-            }
-        };
-        let answered = self.runtime.block_on(async { timeout(ANSWERING, attempt).await });
-        let late = || io::Error::new(io::ErrorKind::TimedOut, "the collector does not answer");
-        let (status, answer, connection) = answered.unwrap_or_else(|_| Err(late()))?;
-        self.connection = connection;
-        Ok((status, answer))
-    }
-
-    async fn connect(&self) -> io::Result<CollectorConnection> {
-        let stream = self.connector.connect(&self.endpoint).await.map_err(io::Error::other)?;
-        let (sender, driver) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-        Ok(CollectorConnection { sender, driver: Box::pin(driver) })
-    }
-
-    /// Sends one request, and reads its answer whole. Returns the connection if further requests may use it.
-    async fn ask(
-        &self,
-        mut connection: CollectorConnection,
-        body: Bytes,
-    ) -> io::Result<(StatusCode, Bytes, Option<CollectorConnection>)> {
-        let mut request = Request::post(self.path.as_str())
-            .header(HOST, self.endpoint.authority())
-            .header(CONTENT_TYPE, "application/x-protobuf")
-            .header(USER_AGENT, concat!("keyward/", env!("CARGO_PKG_VERSION")));
-        if let Some(value) = &self.authorization {
-            request = request.header(AUTHORIZATION, value);
-        }
-        let request = request.body(Full::new(body)).map_err(io::Error::other)?;
-        let answer = async {
-            let sent = connection.sender.send_request(request).await;
-            let (head, body) = sent.map_err(io::Error::other)?.into_parts();
-            let body = Limited::new(body, LONGEST_ANSWER).collect().await.map_err(io::Error::other)?;
-            Ok::<_, io::Error>((head.status, body.to_bytes()))
-        };
-        // A connection may end with its answer: the answer is complete then, and the connection is not used
-        // again.
-        let (answered, is_open) = match select(Box::pin(answer), connection.driver.as_mut()).await {
-            Either::Left((answered, _)) => (answered, true),
-            Either::Right((_, answer)) => (answer.await, false),
-        };
-        let (status, body) = answered?;
-        Ok((status, body, is_open.then_some(connection)))
-    }
 }
 
 /// The number of first lines that go into one request.
@@ -204,8 +103,8 @@ fn lines_of_request(lines: &[&[u8]]) -> usize {
 /// 401 and 404): an operator repairs these, and the log must not lose the records until then.
 fn verdict(status: StatusCode, answer: &[u8], lines: u64) -> OtlpVerdict {
     if status.is_success() {
-        let answer = OtlpLogsAnswer::decode(answer).unwrap_or_default().partial_success.unwrap_or_default();
-        let refused = u64::try_from(answer.rejected_log_records).unwrap_or(0).min(lines);
+        let answer = OtlpAnswer::decode(answer).unwrap_or_default().partial_success.unwrap_or_default();
+        let refused = u64::try_from(answer.rejected).unwrap_or(0).min(lines);
         let message = answer.error_message.chars().take(LONGEST_MESSAGE).collect::<String>();
         return OtlpVerdict::Taken { refused, message: message.escape_debug().to_string() };
     }
@@ -224,8 +123,10 @@ mod tests {
     use std::thread::{self, JoinHandle};
 
     use super::*;
-    use crate::audit::otlp_messages::{OtlpLogsRequest, OtlpPartialSuccess, OtlpValueKind};
-    use crate::config::Scheme;
+    use crate::config::collector_settings::CollectorSettings;
+    use crate::config::{Endpoint, Scheme};
+    use crate::telemetry::otlp_messages::{OtlpLogsRequest, OtlpPartialSuccess, OtlpValueKind};
+    use http::uri::PathAndQuery;
 
     /// An answer, and the treatment of the connection behind it.
     struct ScriptedAnswer {
@@ -248,10 +149,10 @@ mod tests {
                     connection.take().unwrap_or_else(|| BufReader::new(listener.accept().unwrap().0));
                 requests.push(request(&mut stream));
                 let partial_success = (answer.refused > 0).then(|| OtlpPartialSuccess {
-                    rejected_log_records: answer.refused,
+                    rejected: answer.refused,
                     error_message: "too old".into(),
                 });
-                let body = OtlpLogsAnswer { partial_success }.encode_to_vec();
+                let body = OtlpAnswer { partial_success }.encode_to_vec();
                 let head = format!("HTTP/1.1 {}\r\ncontent-length: {}\r\n\r\n", answer.status, body.len());
                 stream.get_mut().write_all(&[head.as_bytes(), &body].concat()).unwrap();
                 connection = Some(stream).filter(|_| !answer.closes);
@@ -288,7 +189,8 @@ mod tests {
     fn sending_to(address: SocketAddr) -> OtlpCollector {
         let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: address.port() };
         let path = PathAndQuery::from_static("/v1/logs");
-        OtlpCollector::new(&OtlpSettings { endpoint, path, tls: None, authorization: None }, "a").unwrap()
+        let collector = CollectorSettings { endpoint, tls: None, headers: Vec::new() };
+        OtlpCollector::new(&AuditCollector { collector, path }, "a").unwrap()
     }
 
     #[test]

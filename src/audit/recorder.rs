@@ -297,7 +297,8 @@ mod tests {
     use crate::audit::head_signature::{HeadPublicKey, write_key_pair};
     use crate::audit::log::{AuditCloseGuard, AuditLog};
     use crate::audit::verify::{ChainCheck, ChainFault, ChainReport};
-    use crate::config::audit_settings::{AuditEvent, AuditFileSettings, OtlpSettings};
+    use crate::config::audit_settings::{AuditCollector, AuditEvent, AuditFileSettings};
+    use crate::config::collector_settings::CollectorSettings;
     use crate::config::{Endpoint, Scheme};
     use crate::telemetry::metrics::Metrics;
 
@@ -454,7 +455,8 @@ mod tests {
         let port = held.local_addr().unwrap().as_socket().unwrap().port();
         let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port };
         let path = PathAndQuery::from_static("/v1/logs");
-        let otlp = Some(OtlpSettings { endpoint, path, tls: None, authorization: None });
+        let collector = CollectorSettings { endpoint, tls: None, headers: Vec::new() };
+        let otlp = Some(AuditCollector { collector, path });
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("audit.log");
         let (log, guard, metrics) = start(&AuditSettings { otlp, ..settings(&file, OnFull::Drop) });

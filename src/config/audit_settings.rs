@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use http::uri::PathAndQuery;
 
-use crate::config::{ClientTls, Endpoint};
+use crate::config::collector_settings::CollectorSettings;
 use crate::pem::PrivateKey;
-use crate::secret::Secret;
 
 /// A kind of event with audit records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,17 +65,13 @@ pub enum SyslogAddress {
     Udp(SocketAddr),
 }
 
-/// A collector that takes OTLP logs over HTTP.
+/// A collector that takes audit records.
 #[derive(Clone, Debug, PartialEq)]
-pub struct OtlpSettings {
-    /// The collector's address.
-    pub endpoint: Endpoint,
+pub struct AuditCollector {
+    /// The collector.
+    pub collector: CollectorSettings,
     /// The path of requests, such as `/v1/logs`.
     pub path: PathAndQuery,
-    /// TLS towards the collector; `None` for an `http` address.
-    pub tls: Option<ClientTls>,
-    /// The value of the `authorization` header, if any.
-    pub authorization: Option<Secret<String>>,
 }
 
 /// The file of the audit log, and its rotation.
@@ -104,7 +99,7 @@ pub struct AuditSettings {
     /// The syslog server, if any.
     pub syslog: Option<SyslogAddress>,
     /// The collector of OTLP logs, if any.
-    pub otlp: Option<OtlpSettings>,
+    pub otlp: Option<AuditCollector>,
     /// Memory of records waiting for a sink, in bytes.
     pub queue: usize,
     /// The behaviour of a call whose record finds no room.

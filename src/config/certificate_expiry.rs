@@ -115,8 +115,11 @@ pub fn configured_certificates(config: &Config) -> Vec<CertificateExpiry> {
     if let Some(mint) = &config.users.mint {
         all.add(CertificateUse::MintCa, "mint", mint.authority.chain());
     }
-    if let Some(tls) = config.audit.as_ref().and_then(|audit| audit.otlp.as_ref()?.tls.as_ref()) {
+    if let Some(tls) = config.audit.as_ref().and_then(|audit| audit.otlp.as_ref()?.collector.tls.as_ref()) {
         all.add_client_tls((CertificateUse::Collector, CertificateUse::CollectorCa), "audit.otlp", tls);
+    }
+    if let Some(tls) = config.trace.as_ref().and_then(|trace| trace.collector.tls.as_ref()) {
+        all.add_client_tls((CertificateUse::Collector, CertificateUse::CollectorCa), "trace", tls);
     }
     all.0
 }

@@ -163,6 +163,7 @@ fn write_example_files(root: &Path) {
         ("tls/etcd-ca.crt", "tls/unused.key"),
         ("tls/collector-ca.crt", "tls/unused.key"),
         ("tls/audit.crt", "tls/audit.key"),
+        ("tls/trace.crt", "tls/trace.key"),
     ] {
         let made = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).unwrap();
         std::fs::write(root.join(cert), made.cert.pem()).unwrap();
@@ -188,6 +189,7 @@ fn write_example_files(root: &Path) {
     let signing = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
     std::fs::write(root.join("audit.key"), signing.serialize_pem()).unwrap();
     std::fs::write(root.join("collector-authorization"), "Bearer hunter2\n").unwrap();
+    std::fs::write(root.join("collector-headers"), "authorization: Bearer hunter2\n").unwrap();
     std::fs::write(root.join("session.key"), "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n").unwrap();
     std::fs::write(root.join("policy.toml"), include_str!("../../deploy/policy.toml")).unwrap();
     std::fs::write(root.join("app.password"), "app-hunter2\n").unwrap();

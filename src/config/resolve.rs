@@ -7,6 +7,7 @@
 mod advertise;
 mod audit_sinks;
 mod cluster;
+mod collector_tables;
 mod connection_limits;
 mod jwt_issuers;
 mod limit_tables;
@@ -114,6 +115,8 @@ impl Resolver<'_> {
         let maintenance = self.maintenance(file.maintenance, &revocation, stored.as_ref());
         let mut policy = self.policy_settings(file.policy, stored, &listeners, &named, namespaces);
         policy.listener_limits = listener_limits;
+        let replica = self.replica(file.audit.replica.clone());
+        let trace = self.trace(&file.trace, replica.clone());
         Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &reached, &listeners)),
             session: Arc::new(self.session(file.session)),
@@ -126,12 +129,14 @@ impl Resolver<'_> {
             watch: self.watch(file.watch),
             limits: self.limits(file.limits),
             access_log: self.access_log(&file.log),
-            log: self.log(file.log),
+            log: self.log(file.log, trace.is_some()),
+            trace_sampling: self.trace_sampling(&file.trace),
+            trace: trace.map(Arc::new),
             drain: self.drain(file.drain),
             runtime: self.runtime(file.runtime),
             cluster: Arc::new(cluster),
             users: Arc::new(rows.users),
-            audit: self.audit(file.audit).map(Arc::new),
+            audit: self.audit(file.audit, replica).map(Arc::new),
             admin: admin?,
             issuers: Arc::new(issuers),
             mapping: Arc::new(mapping),
@@ -196,8 +201,11 @@ impl Resolver<'_> {
         }
     }
 
-    fn log(&mut self, log: toml_file::TomlLog) -> telemetry::LogSettings {
+    fn log(&mut self, log: toml_file::TomlLog, has_collector: bool) -> telemetry::LogSettings {
         let default = telemetry::LogSettings::default();
+        if log.otlp == Some(true) && !has_collector {
+            self.findings.fault("log.otlp", "needs trace.url");
+        }
         telemetry::LogSettings {
             format: match log.format {
                 Some(toml_file::TomlLogFormat::Text) => telemetry::Format::Text,
@@ -209,6 +217,7 @@ impl Resolver<'_> {
                 .and_then(|word| self.checked("log.level", word.parse()))
                 .unwrap_or(default.level),
             buffer: self.size("log.buffer", log.buffer, 4 * MIB, 16 * KIB..=GIB),
+            is_exported: log.otlp.unwrap_or(default.is_exported),
         }
     }
 

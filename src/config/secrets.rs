@@ -52,6 +52,16 @@ pub(super) fn password(path: &Path) -> Result<Secret<String>, UnusableSecret> {
     Ok(Secret::new(line.to_owned()))
 }
 
+/// Reads the file's lines.
+pub(super) fn lines(path: &Path) -> Result<Secret<String>, UnusableSecret> {
+    let bytes = read(path)?;
+    let text = std::str::from_utf8(&bytes).map_err(|_| UnusableSecret::Content("is not UTF-8 text"))?;
+    if text.trim().is_empty() {
+        return Err(UnusableSecret::Content("is empty"));
+    }
+    Ok(Secret::new(text.to_owned()))
+}
+
 /// Reads every byte of the file, including line ends, as etcd does for an HMAC secret.
 pub(super) fn shared_key(path: &Path) -> Result<Secret<Vec<u8>>, UnusableSecret> {
     let bytes = read(path)?;

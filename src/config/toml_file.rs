@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::toml_limits::TomlUsageLimits;
 use super::toml_rest::TomlRest;
+use super::toml_trace::TomlTrace;
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
@@ -62,6 +63,8 @@ pub(super) struct TomlFile {
     pub(super) admin: TomlAdmin,
     #[serde(deserialize_with = "table")]
     pub(super) audit: TomlAudit,
+    #[serde(deserialize_with = "table")]
+    pub(super) trace: TomlTrace,
     #[serde(deserialize_with = "table")]
     pub(super) log: TomlLog,
     #[serde(deserialize_with = "table")]
@@ -500,6 +503,7 @@ pub(super) struct TomlLog {
     pub(super) sample: Option<u32>,
     pub(super) keys: Option<bool>,
     pub(super) buffer: Option<String>,
+    pub(super) otlp: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

@@ -177,14 +177,18 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Parses the address and the path of a collector's URL. Without a path: the path of the OTLP specification.
-pub(super) fn collector_url(url: &str) -> Result<(Endpoint, PathAndQuery), MalformedValue> {
-    const FORM: MalformedValue =
-        MalformedValue("a collector's URL is \"https://HOST:PORT/v1/logs\", or the same with http");
+/// Parses the address and the path of a collector's URL; without a path: `default_path`.
+pub(super) fn collector_url(
+    url: &str,
+    default_path: &str,
+) -> Result<(Endpoint, PathAndQuery), MalformedValue> {
+    const FORM: MalformedValue = MalformedValue(
+        "a collector's URL is \"https://HOST:PORT\", perhaps with a path, or the same with http",
+    );
     let begin = url.find("://").ok_or(FORM)? + "://".len();
     let at = url[begin..].find('/').map_or(url.len(), |slash| begin + slash);
     let (address, path) = url.split_at(at);
-    let path = if path.len() > 1 { path } else { "/v1/logs" };
+    let path = if path.len() > 1 { path } else { default_path };
     if path.contains('#') {
         return Err(FORM);
     }
@@ -214,7 +218,9 @@ mod tests {
 
     #[test]
     fn a_collectors_url_has_the_specified_path_by_default() {
-        let parsed = |url| collector_url(url).map(|(address, path)| (address.to_string(), path.to_string()));
+        let parsed = |url| {
+            collector_url(url, "/v1/logs").map(|(address, path)| (address.to_string(), path.to_string()))
+        };
         let of = |address: &str, path: &str| Ok((address.to_owned(), path.to_owned()));
         for url in ["http://c:4318", "http://c:4318/", "http://c:4318/v1/logs"] {
             assert_eq!(parsed(url), of("http://c:4318", "/v1/logs"), "{url}");
@@ -229,7 +235,7 @@ mod tests {
             "http://c:1/#a",
             "",
         ] {
-            assert!(collector_url(bad).is_err(), "{bad}");
+            assert!(collector_url(bad, "/v1/logs").is_err(), "{bad}");
         }
     }
 

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderMap;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
@@ -19,14 +20,17 @@ use crate::audit::log::AuditLog;
 use crate::audit::record::{AuditedRanges, cut_name};
 use crate::downstream::session::SessionId;
 use crate::gateway::call_audit::{self, CallAudit, CallFacts};
+use crate::gateway::call_trace::{CallTrace, CallTracer, CallWait, FinishedCall};
 use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::gateway::hot_prefixes::HotPrefixes;
 use crate::gateway::slow_calls::{SlowCall, SlowCalls, SlowParts};
 use crate::identity::{MemberId, UserName};
+use crate::members::membership::Member;
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::method::{Handler, Lane, Method, StreamingSides};
-use crate::rpc::trace_id::TraceId;
+use crate::rpc::trace_id::{TRACEPARENT, TRACESTATE, TraceId, TraceParent};
 use crate::telemetry::access_settings::{AccessLogSettings, CallOutcome, RecordedCalls, SampleCounter};
+use crate::telemetry::call_span::SpanFact;
 use crate::telemetry::limiter::RecordLimiter;
 use crate::telemetry::user_metrics::UserFigures;
 use crate::telemetry::{self, metrics::Metrics};
@@ -50,6 +54,8 @@ struct RareFacts {
     /// The text of the status of a failed call.
     reason: Option<Cow<'static, str>>,
     trace: Option<TraceId>,
+    /// The trace, if the call has one.
+    spans: Option<Box<CallTrace>>,
     ranges: Option<Rc<RefCell<AuditedRanges>>>,
 }
 
@@ -65,6 +71,8 @@ pub struct RecordSinks {
     pub slow_calls: SlowCalls,
     /// The key prefixes with the most calls.
     pub hot_prefixes: HotPrefixes,
+    /// Chooses the calls with a trace, if traces are on.
+    pub tracer: Option<CallTracer>,
     /// The audit log, if on.
     pub audit: Option<Arc<AuditLog>>,
     /// Limits the audit records of callers without a proved identity.
@@ -84,6 +92,8 @@ pub struct AccessRecord {
     user: Cell<Option<UserName>>,
     session: Cell<Option<SessionId>>,
     is_proved: Cell<bool>,
+    /// True while the call has a trace.
+    is_traced: Cell<bool>,
     rare: Cell<Option<Box<RareFacts>>>,
     /// The facts for the audit log, if the call is audited.
     audit: Cell<Option<Box<CallAudit>>>,
@@ -113,6 +123,7 @@ impl AccessRecord {
             user: Cell::default(),
             session: Cell::default(),
             is_proved: Cell::default(),
+            is_traced: Cell::default(),
             rare: Cell::default(),
             audit: Cell::default(),
             member: Cell::default(),
@@ -167,9 +178,50 @@ impl AccessRecord {
         self.session.set(Some(session));
     }
 
-    /// Notes the trace id of the client.
-    pub fn note_trace(&self, trace: TraceId) {
-        self.note_rare(|rare| rare.trace = Some(trace));
+    /// Notes the trace of the client, and begins a trace of the call if the call is to have one.
+    pub fn begin_trace(&self, parent: Option<TraceParent>) {
+        let begin = |tracer: &CallTracer| tracer.begin(parent, self.started);
+        if let Some(spans) = self.sinks.tracer.as_ref().and_then(begin) {
+            self.is_traced.set(true);
+            self.note_rare(|rare| (rare.trace, rare.spans) = (Some(spans.id), Some(spans)));
+        } else if let Some(parent) = parent {
+            self.note_rare(|rare| rare.trace = Some(parent.id));
+        }
+    }
+
+    /// Notes the begin of a wait, if the call has a trace.
+    pub fn begin_wait(&self, wait: CallWait) {
+        self.note_in_trace(|spans| spans.begin_wait(wait));
+    }
+
+    /// Notes the end of a wait, if the call has a trace.
+    pub fn end_wait(&self, wait: CallWait) {
+        self.note_in_trace(|spans| spans.end_wait(wait));
+    }
+
+    /// Notes the begin of an attempt at `member` and puts the attempt into the member's header, if the call
+    /// has a trace.
+    pub fn begin_attempt(&self, member: &Member, now: Instant, fields: &mut HeaderMap) {
+        self.note_in_trace(|spans| {
+            if !spans.is_of_client() {
+                // The state of a trace that goes no further.
+                fields.remove(TRACESTATE);
+            }
+            fields.insert(TRACEPARENT, spans.begin_attempt(member, now).header());
+        });
+    }
+
+    /// Notes the end of an attempt at a member, if the call has a trace.
+    pub fn end_attempt(&self, member: MemberId, code: impl FnOnce() -> Option<Code>) {
+        self.note_in_trace(|spans| spans.end_attempt(member, code()));
+    }
+
+    fn note_in_trace(&self, note: impl FnOnce(&mut CallTrace)) {
+        if self.is_traced.get() {
+            self.note_rare(|rare| {
+                rare.spans.as_deref_mut().map(note);
+            });
+        }
     }
 
     /// The ranges of the call, for the access record; `None` if access records have no keys. The ranges of a
@@ -252,6 +304,10 @@ impl AccessRecord {
     /// Counts bytes of framed messages sent to the client.
     pub fn count_sent(&mut self, bytes: usize) {
         self.sent += bytes as u64;
+        if self.is_traced.get() && !is_unary(self.method) {
+            // The first answer of a stream, such as the Created of a watch.
+            self.finish_trace(None, self.started.elapsed());
+        }
         self.origin.listener_figures.sent.inc_by(bytes as u64);
         if let Some(usage) = self.usage() {
             usage.charge_reply(bytes);
@@ -312,6 +368,36 @@ impl AccessRecord {
         // etcd nothing.
         let is_cheap = !self.is_proved.get() && (code != Code::Ok || self.attempts.get() == 0);
         (!is_cheap || log.limiter.may_log()).then_some(chosen_by)
+    }
+
+    /// Finishes the trace, if the call has one. `code` is `None` for a stream that goes on.
+    fn finish_trace(&mut self, code: Option<Code>, took: Duration) {
+        self.is_traced.set(false);
+        let Some(tracer) = &self.sinks.tracer else { return };
+        let Some(rare) = self.rare.get_mut() else { return };
+        let Some(mut spans) = rare.spans.take() else { return };
+        if code.is_some() && is_unary(self.method) {
+            let row = usize::from(self.method.index);
+            self.sinks.metrics.note_exemplar(row, took, spans.id.as_str(), spans.ended(took));
+        }
+        let text = |text: &str| SpanFact::Text(text.to_owned());
+        let mut facts = vec![
+            ("keyward.listener", text(&self.origin.listener)),
+            ("keyward.attempts", SpanFact::Number(self.attempts.get().into())),
+        ];
+        facts.extend(self.limit.get().map(|limit| ("keyward.limit", SpanFact::Text(limit.to_string()))));
+        facts.extend(code.is_none().then_some(("keyward.stream.goes_on", SpanFact::Flag(true))));
+        if tracer.settings.get().has_identities {
+            let remote = self.origin.remote;
+            let peer = remote.map(|remote| ("network.peer.address", text(&remote.ip().to_string())));
+            let port = remote.map(|remote| ("network.peer.port", SpanFact::Number(remote.port().into())));
+            let agent = self.origin.user_agent().map(|agent| ("user_agent.original", text(agent)));
+            let user = self.user.get_mut().as_ref().map(|user| ("enduser.id", text(user.as_str())));
+            facts.extend([peer, port, agent, user].into_iter().flatten());
+        }
+        let reason = rare.reason.as_deref().map(|reason| cut_name(reason).to_owned());
+        let facts = FinishedCall { path: self.method.path, code, reason, facts };
+        tracer.finish(spans.finish(self.started, took, facts));
     }
 
     /// Writes the access record, if the call has one.
@@ -391,6 +477,9 @@ impl Drop for AccessRecord {
                 limit: self.limit.get(),
             };
             call_audit::write(audit, &sinks.audit_limiter, self.audit.take(), &facts);
+        }
+        if self.is_traced.get() {
+            self.finish_trace(Some(code), took);
         }
         self.log(code, took);
     }

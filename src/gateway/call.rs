@@ -24,7 +24,7 @@ use crate::members::membership::Membership;
 use crate::refusal::Refusal;
 use crate::rpc::call::Deadline;
 use crate::rpc::method::{Handler, Method, RpcPathKind, UNKNOWN, path_kind};
-use crate::rpc::trace_id::TraceId;
+use crate::rpc::trace_id::TraceParent;
 
 /// The published values by which a call decides.
 pub struct CallSnapshot {
@@ -78,9 +78,7 @@ impl<'a> Call<'a> {
         client.origin.note_user_agent(headers);
         client.origin.figures.begin_call();
         let record = AccessRecord::begin(sinks, method, Rc::clone(&client.origin));
-        if let Some(trace) = TraceId::in_headers(headers) {
-            record.note_trace(trace);
-        }
+        record.begin_trace(TraceParent::in_headers(headers));
         Self {
             gateway,
             client,

@@ -33,7 +33,7 @@ use crate::members::choose::{MemberChooser, MemberTarget};
 use crate::members::leaderless::{choose_leaderless, is_another_leaderless, is_still_asked};
 use crate::members::membership::{AuthSetting, Member, Membership, MembershipHint};
 use crate::policy::permit::Permit;
-use crate::refusal::{Refusal, Status};
+use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::body_shape;
 use crate::rpc::frame::PREFIX;
 use crate::rpc::method::{Class, Effect, Lane, StreamingSides};
@@ -238,7 +238,8 @@ impl Exchange<'_> {
             let in_flight = (self.lane == Lane::Unary)
                 .then(|| InFlightCall::begin(upstream, &member, self.latency_use(), began));
             let read = {
-                let mut reading = pin!(self.read(&member, self.head(&credential, attempts), slot.as_ref()));
+                let mut reading =
+                    pin!(self.read(&member, self.head(&credential, attempts, &member, began), slot.as_ref()));
                 match lock_wait {
                     // No time limit: HTTP/2 pings detect a lost member.
                     None if self.takes_long() => Some(reading.await),
@@ -259,6 +260,10 @@ impl Exchange<'_> {
                     Some(lock_wait) => Box::pin(lock_wait.await_answer(reading)).await,
                 }
             };
+            self.call.record.end_attempt(member.id, || {
+                let answer = read.as_ref()?.as_ref().ok()?;
+                Some(answer.status().map_or(Code::Ok, |status| status.code))
+            });
             let attempt = match read {
                 None if lock_wait.is_some() || self.effect == Effect::ReadOnly => {
                     Attempt::Again(None, Refusal::REQUEST_TIMED_OUT)
@@ -390,15 +395,22 @@ impl Exchange<'_> {
         }
     }
 
-    /// The header for a member. The first attempt has the client's time limit as sent by the client, a later
-    /// attempt the time left.
-    fn head(&self, credential: &CallCredential, attempts: u32) -> UpstreamHead {
+    /// The header for an attempt at `member` begun at `began`. The first attempt has the client's time limit
+    /// as sent by the client, a later attempt the time left.
+    fn head(
+        &self,
+        credential: &CallCredential,
+        attempts: u32,
+        member: &Member,
+        began: Instant,
+    ) -> UpstreamHead {
         let mut head = upstream_headers(self.call.headers, credential, self.permit);
         if attempts > 1
             && let Some(deadline) = self.call.deadline
         {
             head.fields.insert("grpc-timeout", timeout_value(deadline));
         }
+        self.call.record.begin_attempt(member, began, &mut head.fields);
         head
     }
 

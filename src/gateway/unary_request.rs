@@ -13,6 +13,7 @@ use crate::config::MemberPreference;
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::downstream::request_messages::RequestBody;
 use crate::gateway::call::Call;
+use crate::gateway::call_trace::CallWait;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::permission::DecidedRequest;
@@ -58,10 +59,17 @@ impl UnaryRequest {
         let mut collecting = pin!(request_body::collect(call, body));
         let collected = poll_fn(|cx| {
             let polled = collecting.as_mut().poll(cx);
-            waited |= polled.is_pending();
+            if polled.is_pending() && !waited {
+                waited = true;
+                call.record.begin_wait(CallWait::Body);
+            }
             polled
         });
-        let (mut framed, mut held) = collected.await?;
+        let collected = collected.await;
+        if waited {
+            call.record.end_wait(CallWait::Body);
+        }
+        let (mut framed, mut held) = collected?;
         if call.method.handler == Handler::Lock {
             (framed, held) = request_body::hold_while_waiting(call, &framed)?;
         }

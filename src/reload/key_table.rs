@@ -153,6 +153,12 @@ const KEYS: &[KeyRow] = &[
         was.access_log == is.access_log
     })
     .named("log.access, log.slow, log.sample, log.keys"),
+    compared(
+        Reload(InForce),
+        &["trace.sample", "trace.follow_parent", "trace.parents_per_second", "trace.identities"],
+        |was, is| was.trace_sampling == is.trace_sampling,
+    )
+    .named("trace.sample, trace.follow_parent, trace.parents_per_second, trace.identities"),
     compared(Reload(InForce), &["maintenance"], |was, is| was.maintenance == is.maintenance),
     compared(Reload(InForce), &["protection"], |was, is| was.protection == is.protection),
     compared(Reload(InForce), &["rest"], |was, is| was.rest == is.rest),
@@ -230,6 +236,7 @@ const KEYS: &[KeyRow] = &[
     .named("limits"),
     compared(Restart, &["admin"], |was, is| was.admin == is.admin),
     compared(Restart, &["audit"], |was, is| was.audit == is.audit),
+    compared(Restart, &["trace"], |was, is| was.trace == is.trace).named("the collector of [trace]"),
     compared(Restart, &["log"], |was, is| was.log == is.log),
     compared(Restart, &["runtime"], |was, is| was.runtime == is.runtime),
 ];

@@ -39,7 +39,9 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         limits: in_force_of_limits(&current.limits, read.limits),
         admin: current.admin.clone(),
         audit: current.audit.clone(),
-        log: LogSettings { format: current.log.format, level: read.log.level, buffer: current.log.buffer },
+        trace: current.trace.clone(),
+        trace_sampling: read.trace_sampling,
+        log: LogSettings { level: read.log.level, ..current.log },
         access_log: read.access_log,
         drain: read.drain,
         runtime: current.runtime,
@@ -196,6 +198,7 @@ mod tests {
             ("admin.page = 'full'\n", &["admin"]),
             ("admin.hosts = ['ops.example.com']\n", &["admin"]),
             ("log.format = 'json'\n", &["log"]),
+            ("trace = { url = 'https://c:1', ca = 'a.crt' }\n", &["the collector of [trace]"]),
             ("runtime.shards = 1\n", &["runtime"]),
         ] {
             let read = read(folder.path(), lines);

@@ -1,23 +1,41 @@
-//! The trace id of a call, from the header `traceparent` (W3C Trace Context).
+//! The trace of a call, from the header `traceparent` (W3C Trace Context).
 //!
-//! Owns: the form of the header. Must not know: spans. Invariant: the id is made of 32 lower-case hexadecimal
-//! digits, whatever the client sent, so that a client cannot write other text into a record.
+//! Owns: the form of the header. Must not know: spans, sampling. Invariant: the id is made of 32 lower-case
+//! hexadecimal digits, whatever the client sent, so that a client cannot write other text into a record.
+//!
+//! <https://www.w3.org/TR/trace-context/>
 
 use std::fmt;
 
-use http::HeaderMap;
+use data_encoding::HEXLOWER;
+use http::{HeaderMap, HeaderValue};
 
 /// The header with the trace id.
-const TRACEPARENT: &str = "traceparent";
+pub const TRACEPARENT: &str = "traceparent";
+/// The header with further facts about the trace, of the systems that it has passed.
+pub const TRACESTATE: &str = "tracestate";
 /// Digits of a trace id.
 const DIGITS: usize = 32;
+/// The flag of a client that wants a trace.
+const SAMPLED: u8 = 1;
 
-/// A trace id sent by a client.
+/// The id of a trace.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TraceId([u8; DIGITS]);
 
-impl TraceId {
-    /// The trace id in the headers of a request; `None` without one, or if the header is malformed.
+/// The trace of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceParent {
+    /// The id of the trace.
+    pub id: TraceId,
+    /// The client's span.
+    pub span: u64,
+    /// True if the client wants a trace of the call.
+    pub is_sampled: bool,
+}
+
+impl TraceParent {
+    /// The trace in the headers of a request; `None` without one, or if the header is malformed.
     #[must_use]
     pub fn in_headers(headers: &HeaderMap) -> Option<Self> {
         let value = headers.get(TRACEPARENT)?.as_bytes();
@@ -30,13 +48,45 @@ impl TraceId {
         let is_later = later.is_empty() || (version != b"00" && later.starts_with(b"-"));
         let is_well = [version, id, parent, flags].into_iter().all(is_hex) && version != b"ff" && is_later;
         let is_valid = id.iter().any(|digit| *digit != b'0') && parent.iter().any(|digit| *digit != b'0');
-        (is_well && is_valid).then(|| id.try_into().ok().map(Self)).flatten()
+        if !is_well || !is_valid {
+            return None;
+        }
+        let number = |digits| u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
+        let is_sampled = number(flags)? & u64::from(SAMPLED) != 0;
+        Some(Self { id: TraceId(id.try_into().ok()?), span: number(parent)?, is_sampled })
     }
 
+    /// The value of the header.
+    #[must_use]
+    pub fn header(&self) -> HeaderValue {
+        let flags = if self.is_sampled { SAMPLED } else { 0 };
+        let text = format!("00-{}-{:016x}-{flags:02x}", self.id.as_str(), self.span);
+        HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""))
+    }
+}
+
+impl TraceId {
     /// The 32 digits.
     #[must_use]
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+
+    /// The id in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> [u8; DIGITS / 2] {
+        let mut bytes = [0; DIGITS / 2];
+        // The digits are hexadecimal.
+        _ = HEXLOWER.decode_mut(&self.0, &mut bytes);
+        bytes
+    }
+}
+
+impl From<[u8; DIGITS / 2]> for TraceId {
+    fn from(bytes: [u8; DIGITS / 2]) -> Self {
+        let mut digits = [0; DIGITS];
+        HEXLOWER.encode_mut(&bytes, &mut digits);
+        Self(digits)
     }
 }
 
@@ -55,7 +105,7 @@ mod tests {
     fn id(value: &str) -> Option<String> {
         let mut headers = HeaderMap::new();
         headers.insert(TRACEPARENT, HeaderValue::from_str(value).unwrap());
-        TraceId::in_headers(&headers).map(|id| id.as_str().to_owned())
+        TraceParent::in_headers(&headers).map(|parent| parent.id.as_str().to_owned())
     }
 
     #[test]
@@ -80,5 +130,22 @@ mod tests {
         ] {
             assert_eq!(id(&value), None, "{value}");
         }
+    }
+
+    #[test]
+    fn a_header_is_written_as_it_was_read() {
+        for (flags, is_sampled) in [("01", true), ("00", false)] {
+            let text = format!("00-0af7651916cd43dd8448eb211c80319c-00ad6b7169203331-{flags}");
+            let mut headers = HeaderMap::new();
+            headers.insert(TRACEPARENT, HeaderValue::from_str(&text).unwrap());
+            let parent = TraceParent::in_headers(&headers).unwrap();
+            assert_eq!((parent.span, parent.is_sampled), (0x00ad_6b71_6920_3331, is_sampled));
+            assert_eq!(parent.header(), text);
+            assert_eq!(TraceId::from(parent.id.bytes()), parent.id);
+        }
+        let mut headers = HeaderMap::new();
+        let text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-ff";
+        headers.insert(TRACEPARENT, HeaderValue::from_static(text));
+        assert!(TraceParent::in_headers(&headers).is_some_and(|parent| parent.is_sampled), "later flags");
     }
 }

@@ -1,13 +1,13 @@
 //! A histogram of durations. Observing takes two atomic additions and no lock.
 //!
 //! Owns: the bucket bounds, counting, and the exposition as a Prometheus histogram. Must not know: the
-//! measured calls. Invariants: bounds rise without a gap of more than a factor of ten; a scrape beside an
-//! observation may see its count before its time.
+//! measured calls. Invariants: an exemplar costs nothing without a trace; bounds rise without a gap of more
+//! than a factor of ten; a scrape beside an observation may see its count before its time.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::{MetricType, TypedMetric};
@@ -27,6 +27,26 @@ struct LatencyCounts {
     /// One count for each bound, and one for longer durations.
     counts: Box<[AtomicU64]>,
     nanos: AtomicU64,
+    /// The last call with a trace in each bucket; empty without such calls.
+    exemplars: Mutex<Vec<Option<DurationExemplar>>>,
+}
+
+/// A call with a trace, as the example of a bucket.
+#[derive(Clone, Debug)]
+pub struct DurationExemplar {
+    /// 32 hexadecimal digits.
+    trace: Box<str>,
+    took: Duration,
+    ended: SystemTime,
+}
+
+/// The form of OpenMetrics, with the separator before.
+impl fmt::Display for DurationExemplar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ended = self.ended.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (trace, took) = (&self.trace, self.took.as_secs_f64());
+        write!(f, " # {{trace_id=\"{trace}\"}} {took} {:.3}", ended.as_secs_f64())
+    }
 }
 
 impl LatencyHistogram {
@@ -44,24 +64,50 @@ impl LatencyHistogram {
 
     fn new(bounds: &'static [f64]) -> Self {
         let counts = std::iter::repeat_with(AtomicU64::default).take(bounds.len() + 1).collect();
-        Self(Arc::new(LatencyCounts { bounds, counts, nanos: AtomicU64::default() }))
+        Self(Arc::new(LatencyCounts {
+            bounds,
+            counts,
+            nanos: AtomicU64::default(),
+            exemplars: Mutex::default(),
+        }))
     }
 
     /// Counts a duration.
     pub fn observe(&self, took: Duration) {
-        let LatencyCounts { bounds, counts, nanos } = &*self.0;
-        let seconds = took.as_secs_f64();
-        let bucket = bounds.iter().position(|bound| seconds <= *bound).unwrap_or(bounds.len());
-        if let Some(count) = counts.get(bucket) {
+        let LatencyCounts { counts, nanos, .. } = &*self.0;
+        if let Some(count) = counts.get(self.bucket(took)) {
             count.fetch_add(1, Ordering::Relaxed);
         }
         nanos.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// The place of the bucket of a duration.
+    fn bucket(&self, took: Duration) -> usize {
+        let (bounds, seconds) = (self.0.bounds, took.as_secs_f64());
+        bounds.iter().position(|bound| seconds <= *bound).unwrap_or(bounds.len())
+    }
+
+    /// Notes a call with a trace as the example of its bucket. Takes a lock, for calls with a trace only.
+    pub fn note_exemplar(&self, took: Duration, trace: &str, ended: SystemTime) {
+        let mut exemplars = self.0.exemplars.lock().unwrap_or_else(PoisonError::into_inner);
+        exemplars.resize(self.0.counts.len(), None);
+        if let Some(place) = exemplars.get_mut(self.bucket(took)) {
+            *place = Some(DurationExemplar { trace: trace.into(), took, ended });
+        }
+    }
+
+    /// The examples of the buckets, each with the upper bound of its bucket.
+    #[must_use]
+    pub fn exemplars(&self) -> Vec<(f64, DurationExemplar)> {
+        let exemplars = self.0.exemplars.lock().unwrap_or_else(PoisonError::into_inner);
+        let bounds = self.0.bounds.iter().copied().chain([f64::INFINITY]);
+        bounds.zip(&*exemplars).filter_map(|(bound, exemplar)| Some((bound, exemplar.clone()?))).collect()
     }
 }
 
 impl EncodeMetric for LatencyHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let LatencyCounts { bounds, counts, nanos } = &*self.0;
+        let LatencyCounts { bounds, counts, nanos, .. } = &*self.0;
         let sum = Duration::from_nanos(nanos.load(Ordering::Relaxed)).as_secs_f64();
         // The library adds up the counts.
         let bounds = bounds.iter().copied().chain([f64::INFINITY]);

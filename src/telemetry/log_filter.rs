@@ -37,6 +37,7 @@ const MODULES: &[&str] = &[
     "jwt",
     "lease",
     "members",
+    "otlp",
     "own_keys",
     "pb",
     "pem",

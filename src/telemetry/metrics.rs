@@ -4,9 +4,10 @@
 //! label comes from a closed set (such as method row, gRPC code, member, reason, result) or from the
 //! configuration; never a key of the store, a client's text, a watch ID or an error text.
 
+use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode, encode_registry};
@@ -20,6 +21,7 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 use crate::telemetry::audit_metrics::AuditMetrics;
 use crate::telemetry::config_metrics::ConfigMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
+use crate::telemetry::export_metrics::ExportMetrics;
 use crate::telemetry::latency_histogram::LatencyHistogram;
 use crate::telemetry::limit_metrics::LimitMetrics;
 use crate::telemetry::listener_metrics::ListenerMetrics;
@@ -38,6 +40,8 @@ use crate::telemetry::user_metrics::UserMetrics;
 const PREFIX: &str = "keyward";
 /// gRPC has codes 0 to 16.
 const CODES: usize = 17;
+/// The begin of the samples of the durations of calls.
+const DURATION_BUCKET: &str = "keyward_call_duration_seconds_bucket{";
 
 /// Labels of a finished call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -193,6 +197,8 @@ pub struct Metrics {
     pub request_memory: RequestMemoryMetrics,
     /// The audit log.
     pub audit: AuditMetrics,
+    /// Spans and log records for a collector.
+    pub export: ExportMetrics,
 }
 
 impl Metrics {
@@ -281,6 +287,7 @@ impl Metrics {
             policy_store: PolicyStoreMetrics::registered(&mut registry),
             request_memory: RequestMemoryMetrics::registered(&mut registry),
             audit: AuditMetrics::registered(&mut registry),
+            export: ExportMetrics::registered(&mut registry),
             odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),
             registry,
@@ -347,6 +354,43 @@ impl Metrics {
             let labels = || [("method", (*method).to_owned())];
             cells.latency.get_or_init(|| self.latency.get_or_create_owned(&labels())).observe(took);
         }
+    }
+
+    /// Notes the trace of a unary call as the example of its bucket of durations. `row` is as in
+    /// [`call_ended`](Self::call_ended), which counts the call.
+    pub fn note_exemplar(&self, row: usize, took: Duration, trace: &str, ended: SystemTime) {
+        if let Some(latency) = self.rows.get(row).and_then(|cells| cells.latency.get()) {
+            latency.note_exemplar(took, trace, ended);
+        }
+    }
+
+    /// Adds the traces of calls to an OpenMetrics text: each bucket of the durations of calls gets the last
+    /// call with a trace as its exemplar. The metrics library writes exemplars of its own histograms only.
+    #[must_use]
+    pub fn with_exemplars(&self, open_metrics: String) -> String {
+        let mut exemplars = HashMap::new();
+        for (cells, method) in self.rows.iter().zip(&self.methods) {
+            for (bound, exemplar) in cells.latency.get().into_iter().flat_map(LatencyHistogram::exemplars) {
+                let bound = if bound.is_finite() { format!("{bound:?}") } else { "+Inf".to_owned() };
+                let sample = format!("{DURATION_BUCKET}le=\"{bound}\",method=\"{method}\"}}");
+                exemplars.insert(sample, exemplar);
+            }
+        }
+        if exemplars.is_empty() {
+            return open_metrics;
+        }
+        let mut text = String::with_capacity(open_metrics.len() + exemplars.len() * 128);
+        for line in open_metrics.lines() {
+            text.push_str(line);
+            let sample = || line.rsplit_once(' ').map(|(sample, _)| sample);
+            if line.starts_with(DURATION_BUCKET)
+                && let Some(exemplar) = sample().and_then(|sample| exemplars.get(sample))
+            {
+                text.push_str(&exemplar.to_string());
+            }
+            text.push('\n');
+        }
+        text
     }
 
     /// Notes the lifetime of an ended stream. `row` is as in [`call_ended`](Self::call_ended).
@@ -484,6 +528,32 @@ mod tests {
         assert!(text.contains("keyward_member_ready{member=\"1f\"} 1"), "{text}");
         assert!(!text.contains("/a/B"), "{text}");
         assert_eq!(metrics.calls_with(16), 2);
+    }
+
+    #[test]
+    fn the_last_call_with_a_trace_is_the_exemplar_of_its_bucket_alone() {
+        let metrics = Metrics::new(vec!["/a/B"]);
+        let plain = metrics.text().expect("text");
+        assert_eq!(metrics.with_exemplars(plain.clone()), plain);
+        let ended = SystemTime::UNIX_EPOCH + Duration::from_millis(1500);
+        for (millis, trace) in [(2, "aa"), (2, "bb"), (60_000, "cc")] {
+            let took = Duration::from_millis(millis);
+            metrics.call_ended(0, 0, || "OK", Some(took));
+            metrics.note_exemplar(0, took, trace, ended);
+        }
+        let plain = metrics.text().expect("text");
+        let text = metrics.with_exemplars(plain.clone());
+        let sample = |bound: &str| format!("{DURATION_BUCKET}le=\"{bound}\",method=\"/a/B\"}}");
+        for (bound, line) in [
+            ("0.0025", "2 # {trace_id=\"bb\"} 0.002 1.500"),
+            ("0.005", "2"),
+            ("+Inf", "3 # {trace_id=\"cc\"} 60 1.500"),
+        ] {
+            let line = format!("{} {line}", sample(bound));
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+        let differing = text.lines().zip(plain.lines()).filter(|(with, without)| with != without).count();
+        assert_eq!((differing, text.lines().count()), (2, plain.lines().count()));
     }
 
     #[test]

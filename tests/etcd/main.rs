@@ -170,6 +170,8 @@ mod token_touches;
 #[cfg(test)]
 mod topology;
 #[cfg(test)]
+mod traces;
+#[cfg(test)]
 mod twin;
 #[cfg(test)]
 mod unread_log;

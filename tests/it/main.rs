@@ -144,6 +144,8 @@ mod storms;
 #[cfg(test)]
 mod strays;
 #[cfg(test)]
+mod traces;
+#[cfg(test)]
 mod turns;
 #[cfg(test)]
 mod unproved_logins;

@@ -7,14 +7,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use http::HeaderValue;
+use http::header::AUTHORIZATION;
 use rustls::SignatureScheme;
 
+use super::collector_tables::CollectorTlsFiles;
 use super::{DAY, Duration, GIB, HOUR, KIB, MIB, Resolver};
 use crate::config::audit_settings::{
-    AuditEvent, AuditEvents, AuditFileSettings, AuditSettings, OnFull, OtlpSettings, SyslogAddress,
+    AuditCollector, AuditEvent, AuditEvents, AuditFileSettings, AuditSettings, OnFull, SyslogAddress,
 };
+use crate::config::collector_settings::CollectorSettings;
 use crate::config::toml_file::{TomlAudit, TomlAuditEvent, TomlOnFull, TomlOtlp};
-use crate::config::{ClientTls, MemberTrust, Scheme, secrets, values};
+use crate::config::{secrets, values};
 use crate::pem::PrivateKey;
 use crate::secret::Secret;
 
@@ -27,7 +30,7 @@ const LONGEST_REPLICA: usize = 128;
 
 impl Resolver<'_> {
     /// The audit log; `None` without a sink.
-    pub(super) fn audit(&mut self, audit: TomlAudit) -> Option<AuditSettings> {
+    pub(super) fn audit(&mut self, audit: TomlAudit, replica: String) -> Option<AuditSettings> {
         let max_size = self.size("audit.max_size", audit.max_size, 100 * MIB, 64 * KIB..=1024 * GIB);
         let max_age = self.duration("audit.max_age", audit.max_age, DAY, Duration::ZERO..=YEAR);
         if !max_age.is_zero() && max_age < HOUR / 60 {
@@ -45,7 +48,6 @@ impl Resolver<'_> {
         let file = audit.file.filter(|name| !name.is_empty());
         let path = file.map(|name| self.written_path("audit.file", &name));
         let stdout = audit.stdout.unwrap_or(false);
-        let replica = self.replica(audit.replica);
         if path.is_none() && !stdout && syslog.is_none() && otlp.is_none() {
             return None;
         }
@@ -64,7 +66,7 @@ impl Resolver<'_> {
     }
 
     /// The name of the replica: the host's name unless configured.
-    fn replica(&mut self, configured: Option<String>) -> String {
+    pub(super) fn replica(&mut self, configured: Option<String>) -> String {
         let path = "audit.replica";
         let replica =
             configured.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
@@ -90,34 +92,17 @@ impl Resolver<'_> {
     }
 
     /// The collector of OTLP logs.
-    fn otlp(&mut self, row: TomlOtlp) -> Option<OtlpSettings> {
+    fn otlp(&mut self, row: TomlOtlp) -> Option<AuditCollector> {
         let url = self.required("audit.otlp.url", row.url, "the collector's URL is needed");
-        let address = url.and_then(|url| self.checked("audit.otlp.url", values::collector_url(&url)));
-        let is_https = address.as_ref().is_none_or(|(endpoint, _)| endpoint.scheme == Scheme::Https);
-        let has_tls = row.ca.is_some() || row.cert.is_some() || row.key.is_some();
-        if has_tls && !is_https {
-            self.findings.fault("audit.otlp.url", "needs https for ca, cert and key");
-        }
+        let address =
+            url.and_then(|url| self.checked("audit.otlp.url", values::collector_url(&url, "/v1/logs")));
         let authorization = row.authorization_file.and_then(|name| self.authorization(&name));
-        let tls = if has_tls || is_https { Some(self.otlp_tls(row.ca, row.cert, row.key)?) } else { None };
+        let headers = authorization.map(|value| (AUTHORIZATION, value)).into_iter().collect();
+        let files = CollectorTlsFiles { ca: row.ca, cert: row.cert, key: row.key };
+        let endpoint = address.as_ref().map(|(endpoint, _)| endpoint);
+        let tls = self.collector_tls("audit.otlp", endpoint, files)?;
         let (endpoint, path) = address?;
-        Some(OtlpSettings { endpoint, path, tls, authorization })
-    }
-
-    fn otlp_tls(
-        &mut self,
-        ca: Option<String>,
-        cert: Option<String>,
-        key: Option<String>,
-    ) -> Option<ClientTls> {
-        let path = "audit.otlp.ca";
-        let ca = self.required(path, ca, "https needs the authorities of the collector's certificate");
-        let identity = match (cert, key) {
-            (None, None) => None,
-            (cert, key) => self.key_pair("audit.otlp", cert, key),
-        };
-        let roots = self.roots(path, &ca?)?;
-        Some(ClientTls { trust: MemberTrust::Authorities(roots), identity })
+        Some(AuditCollector { collector: CollectorSettings { endpoint, tls, headers }, path })
     }
 
     fn authorization(&mut self, name: &str) -> Option<Secret<String>> {
@@ -181,8 +166,11 @@ mod tests {
         let text = "url = 'https://c:4318'\nca = 'ca'\nauthorization_file = 'token'\n";
         let config = config(text).unwrap_or_else(|faults| panic!("{faults}"));
         let otlp = config.audit.as_ref().unwrap().otlp.as_ref().unwrap();
-        assert_eq!((otlp.endpoint.to_string(), otlp.path.as_str()), ("https://c:4318".into(), "/v1/logs"));
-        assert!(otlp.tls.is_some() && !format!("{config:?}").contains("Bearer"));
+        assert_eq!(
+            (otlp.collector.endpoint.to_string(), otlp.path.as_str()),
+            ("https://c:4318".into(), "/v1/logs")
+        );
+        assert!(otlp.collector.tls.is_some() && !format!("{config:?}").contains("Bearer"));
         assert!(self::config("url = 'http://c:4318'").unwrap().audit.is_some());
     }
 

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use super::tracked_slot::TrackedSlot;
 use super::{CallProgress, Exchange};
 use crate::credentials::{CallCredential, LoginFailure};
+use crate::gateway::call_trace::CallWait;
 use crate::identity::MemberId;
 use crate::members::choose::MemberTarget;
 use crate::members::membership::Member;
@@ -86,7 +87,10 @@ impl Exchange<'_> {
         if let Some(known) = proving.as_mut().now_or_never() {
             return known.map_err(unproved);
         }
-        let shown = proving.await.map_err(unproved)?;
+        self.call.record.begin_wait(CallWait::Credential);
+        let shown = proving.await;
+        self.call.record.end_wait(CallWait::Credential);
+        let shown = shown.map_err(unproved)?;
         self.recheck_member(member, progress).map_or(Ok(shown), Err)
     }
 
@@ -113,6 +117,18 @@ impl Exchange<'_> {
     }
 
     async fn wait_for_slot(
+        &self,
+        member: Arc<Member>,
+        shown: CallCredential,
+        progress: &CallProgress,
+    ) -> SlotOutcome {
+        self.call.record.begin_wait(CallWait::Turn);
+        let outcome = self.slot_after_wait(member, shown, progress).await;
+        self.call.record.end_wait(CallWait::Turn);
+        outcome
+    }
+
+    async fn slot_after_wait(
         &self,
         member: Arc<Member>,
         shown: CallCredential,

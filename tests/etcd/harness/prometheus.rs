@@ -40,6 +40,11 @@ pub(crate) struct FiringAlert {
 impl Prometheus {
     /// Starts it with these admin addresses of Keyward as targets of the job `keyward`, and waits until it answers.
     pub(crate) async fn start(targets: &[SocketAddr]) -> Prometheus {
+        Prometheus::start_with(targets, &[]).await
+    }
+
+    /// The same with further flags.
+    pub(crate) async fn start_with(targets: &[SocketAddr], flags: &[&str]) -> Prometheus {
         let folder = tempfile::Builder::new().prefix("prometheus-").tempdir().expect("a temporary folder");
         let address = ports::free();
         let targets: Vec<String> = targets.iter().map(ToString::to_string).collect();
@@ -59,6 +64,7 @@ impl Prometheus {
             format!("--web.listen-address={address}"),
             "--log.level=warn".to_owned(),
         ];
+        let args = args.into_iter().chain(flags.iter().map(|flag| (*flag).to_owned()));
         let log = folder.path().join("prometheus.log");
         let process = Process::start("prometheus", &programs().join("prometheus"), args, &[], &log);
         let prometheus = Prometheus { process, address, _folder: folder };
@@ -93,6 +99,19 @@ impl Prometheus {
             sample["value"][1].as_str().and_then(|text| text.parse().ok()).expect("a number")
         };
         samples.iter().map(|sample| (sample["metric"].clone(), value(sample))).collect()
+    }
+
+    /// The exemplars of a query between two times in seconds: each with the labels of its series.
+    pub(crate) async fn exemplars(&self, query: &str, begin: u64, end: u64) -> Vec<(Value, Value)> {
+        let query = utf8_percent_encode(query, NON_ALPHANUMERIC);
+        let path = format!("/api/v1/query_exemplars?query={query}&start={begin}&end={end}");
+        let answer = self.api(&path).await;
+        let series = answer.as_array().unwrap_or_else(|| panic!("{answer}")).iter();
+        let exemplars = series.flat_map(|series| {
+            let exemplars = series["exemplars"].as_array().into_iter().flatten();
+            exemplars.map(|exemplar| (series["seriesLabels"].clone(), exemplar.clone()))
+        });
+        exemplars.collect()
     }
 
     async fn api(&self, path: &str) -> Value {

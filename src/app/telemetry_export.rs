@@ -1,0 +1,45 @@
+//! Starts the threads that send spans and log records to the collector of `[trace]`.
+//!
+//! Owns: the threads to start, and their end. Must not know: spans, records, requests.
+
+use std::sync::Arc;
+
+use crate::app::ServeError;
+use crate::config::Config;
+use crate::gateway::call_trace::SpanQueue;
+use crate::otlp::exporter::{self, ExportedSignal};
+use crate::telemetry::call_span::{CallSpan, trace_request};
+use crate::telemetry::export_queue::{ExportGuard, ExportQueue};
+use crate::telemetry::log_export::{exported_log, logs_request};
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::otlp_messages::OtlpLogRecord;
+
+/// Sends the last spans and log records when dropped, within two seconds each.
+#[must_use = "the last items are sent when it is dropped at the end of the process"]
+pub(super) struct ExportGuards {
+    _spans: ExportGuard<CallSpan>,
+    _logs: Option<ExportGuard<OtlpLogRecord>>,
+}
+
+/// Starts the threads, if a collector is configured. Returns the queue of spans.
+///
+/// # Errors
+/// The collector's TLS settings cannot be used, or a thread cannot be started.
+pub(super) fn start(
+    config: &Config,
+    metrics: &Metrics,
+) -> Result<Option<(SpanQueue, ExportGuards)>, ServeError> {
+    let Some(trace) = &config.trace else { return Ok(None) };
+    let (collector, replica) = (&trace.collector, &*trace.replica);
+    let queue = Arc::new(ExportQueue::new(trace.queue));
+    let path = trace.traces_path.clone();
+    let signal = ExportedSignal { name: "spans", path, encode: trace_request };
+    let spans = exporter::start(signal, Arc::clone(&queue), collector, replica, metrics.export.clone())?;
+    let logs = exported_log().filter(|_| config.log.is_exported);
+    let logs = logs.map(|queue| {
+        let path = trace.logs_path.clone();
+        let signal = ExportedSignal { name: "log_records", path, encode: logs_request };
+        exporter::start(signal, queue, collector, replica, metrics.export.clone())
+    });
+    Ok(Some((queue, ExportGuards { _spans: spans, _logs: logs.transpose()? })))
+}
