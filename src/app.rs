@@ -166,6 +166,8 @@ async fn run(
     let mut signals = Signals::new()?;
     let successor_requests = successor::requests()?;
     let tasks = Tasks::default();
+    // Before the files named in the configuration are read.
+    let files = reload::fingerprint(&sources, &config).await;
     let (taking_over, sockets) =
         if takes_over { take_over::begin(&config).await? } else { Default::default() };
     let running = build(&config, connector(&config.cluster)?, MemberSource::Discovery, &tasks)?;
@@ -196,17 +198,11 @@ async fn run(
     let state = Arc::clone(&running.admin.doctor.reload_state);
     let changing = running.reload_parts(&listeners);
     let reload = Reload::new(sources, &config, trials, changing, state, Arc::clone(metrics));
-    let reload = reload.with_told_warnings(&warnings);
+    let reload = reload.with_told_warnings(&warnings).with_files_at_start(files);
     tasks.spawn("reload", reload.run(running.reload_requests)).detach();
     // Lets the reload task begin to receive SIGHUP, which would end the process before.
     tokio::task::yield_now().await;
-    tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
-        configuration = &*config.digest,
-        shards = config.runtime.shards.get(),
-        listeners = config.listeners.len(),
-        "started"
-    );
+    report_started(&config);
     tasks.spawn("successor", successor::start_at_signals(successor_requests)).detach();
     service_manager::report_ready().await;
     let (state, exit) = (Arc::clone(&running.admin.state), Arc::clone(&running.exit));
@@ -227,6 +223,16 @@ async fn run(
     let orderly = drain_and_join(drain, &running.exit, &listeners, &running.drain, shards);
     let outcome = shut_down(signals, further, &running.exit, orderly).await;
     refused.map_or(outcome, Err)
+}
+
+fn report_started(config: &Config) {
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        configuration = &*config.digest,
+        shards = config.runtime.shards.get(),
+        listeners = config.listeners.len(),
+        "started"
+    );
 }
 
 /// The parts of Keyward on the control runtime, composed by [`build`]. Shards are made of `parts`.

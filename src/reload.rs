@@ -27,7 +27,8 @@ use crate::config::{Config, ConfigFaults, ConfigSources, ConfigWarning};
 use crate::io::service_manager;
 use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
-use files::{FileSetFingerprint, WatchedFiles};
+pub use files::FileSetFingerprint;
+use files::WatchedFiles;
 use key_table::TakesEffect;
 
 pub use key_table::ReloadPartName;
@@ -97,6 +98,16 @@ pub struct Reload {
     trials: Vec<ReloadCheck>,
     parts: Vec<ReloadPart>,
     metrics: Arc<Metrics>,
+    /// The state of the files in use at the start.
+    at_start: Option<FileSetFingerprint>,
+}
+
+/// The present state of the files of `sources` and of the files named in `config`.
+pub async fn fingerprint(sources: &ConfigSources, config: &Config) -> FileSetFingerprint {
+    let named = config.files.iter().map(|file| &**file);
+    let names: Vec<PathBuf> = sources.file().into_iter().chain(named).map(Path::to_owned).collect();
+    // A blocking thread, so that a hanging file system does not block the control runtime.
+    tokio::task::spawn_blocking(move || FileSetFingerprint::of(names)).await.unwrap_or_default()
 }
 
 impl Reload {
@@ -111,7 +122,15 @@ impl Reload {
         state: Arc<Published<ReloadState>>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { sources, current: started.clone(), state, warnings: Vec::new(), trials, parts, metrics }
+        let (current, warnings) = (started.clone(), Vec::new());
+        Self { sources, current, state, warnings, trials, parts, metrics, at_start: None }
+    }
+
+    /// Sets the state of the files in use, from before their first reading: a file changed during the start
+    /// is read again. Without it the files are those at the begin of [`run`](Self::run).
+    #[must_use]
+    pub fn with_files_at_start(self, files: FileSetFingerprint) -> Self {
+        Self { at_start: Some(files), ..self }
     }
 
     /// Sets the warnings told at the start: a reload tells only further ones.
@@ -128,7 +147,11 @@ impl Reload {
         };
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut watched = WatchedFiles::new(self.print().await);
+        let at_start = match self.at_start.take() {
+            Some(files) => files,
+            None => self.print().await,
+        };
+        let mut watched = WatchedFiles::new(at_start);
         loop {
             let mut request = None;
             // Every arm is cancel-safe.
@@ -164,15 +187,7 @@ impl Reload {
 
     /// The present state of the configuration file and of all files named in the configuration.
     async fn print(&self) -> FileSetFingerprint {
-        let names: Vec<PathBuf> = self
-            .sources
-            .file()
-            .into_iter()
-            .chain(self.current.files.iter().map(|file| &**file))
-            .map(Path::to_owned)
-            .collect();
-        // A blocking thread, so that a hanging file system does not block the control runtime.
-        tokio::task::spawn_blocking(move || FileSetFingerprint::of(names)).await.unwrap_or_default()
+        fingerprint(&self.sources, &self.current).await
     }
 
     /// Reloads at once.

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 /// The attributes of a set of files at a moment; `None` for an absent file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct FileSetFingerprint(BTreeMap<PathBuf, Option<FileAttributes>>);
+pub struct FileSetFingerprint(BTreeMap<PathBuf, Option<FileAttributes>>);
 
 /// The attributes of a file: identity, size, and the times of the last write and of the last status change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

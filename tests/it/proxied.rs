@@ -121,7 +121,7 @@ fn a_header_of_anybody_else_is_refused_and_a_balancer_without_one_too() {
         }
         let refused = site.keyward.metrics.handshakes_failed.get();
         let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-        let version_1 = b"PROXY TCP4 192.0.2.7 10.0.0.1 49153 2379\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+        let version_1 = b"PROXY TCP4 192.0.2.7 10.0.0.1 49153\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
         for bad in [&preface[..], version_1, &proxied(APPS)[..20], &header(0x22, APPS)] {
             let mut io = site.connect(BALANCER, bad).await;
             io.shutdown().await.expect("half closed");
