@@ -1,16 +1,21 @@
-"""The Debian package: installed, run by a real systemd, installed again, removed and purged, in a Debian of its own.
+"""The Debian package: its contents; then installed, run by a real systemd, installed again, removed and purged, in a Debian of its own.
 
-Runs as root in a mount namespace of its own. Must not know: how the package is built.
+Where the machine does not let the test mount, the package is installed and purged in a chroot without systemd; where nothing but root may
+enter a chroot, only the contents are checked. Must not know: how the package is built.
 """
 
 import contextlib
+import gzip
+import io
 import os
 import resource
 import subprocess
+import tarfile
 import tempfile
 from pathlib import Path
 
-from tools import OUT, ROOT, debian_root, etcd, expect, free_port, output, package, run, say, wait_for
+from tools import (CONFIGURATION, MOUNTS, OUT, ROOT, debian_root, etcd, expect, free_port, no_chroot, no_mounts, output, package, run, say,
+                   version, wait_for)
 
 # Not for us: a distribution's own changelog closes a bug; a static program that may be loaded anywhere looks like a library to lintian.
 LINTIAN_EXCEPTIONS = "initial-upload-closes-no-bugs,shared-library-lacks-prerequisites"
@@ -21,27 +26,11 @@ MASKED = ["systemd-sysctl", "systemd-modules-load", "systemd-remount-fs", "syste
 BOOT = """
 set -e
 R=$1
-mount --bind "$R" "$R"
-mount -t proc proc "$R/proc"
-mount --bind "$R/proc/sys" "$R/proc/sys"
-mount -o remount,bind,ro "$R/proc/sys"
-mount -t tmpfs tmpfs "$R/run"
-mount -t tmpfs tmpfs "$R/tmp"
-mount -t sysfs -o ro sysfs "$R/sys"
-if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
-  mount -t cgroup2 cgroup2 "$R/sys/fs/cgroup"
-else
-  mount -t tmpfs tmpfs "$R/sys/fs/cgroup"
-  mkdir "$R/sys/fs/cgroup/systemd"
-  mount -t cgroup -o none,name=systemd cgroup "$R/sys/fs/cgroup/systemd"
-fi
-mount -t tmpfs -o mode=755 tmpfs "$R/dev"
+""" + MOUNTS + """
 for device in null zero full random urandom tty; do
   touch "$R/dev/$device"
   mount --bind "/dev/$device" "$R/dev/$device"
 done
-mkdir "$R/dev/pts" "$R/dev/shm"
-mount -t devpts -o newinstance,ptmxmode=0666 devpts "$R/dev/pts"
 ln -s pts/ptmx "$R/dev/ptmx"
 touch "$R/dev/console"
 cd "$R"
@@ -50,20 +39,31 @@ pivot_root . mnt
 exec env -i container=keyward-test PATH=/usr/sbin:/usr/bin:/sbin:/bin \\
   sh -c 'cd / && umount --lazy /mnt && exec /lib/systemd/systemd --unit=multi-user.target'
 """
-CONFIGURATION = """
-[[listener]]
-name = "clients"
-address = "127.0.0.1:{clients}"
-
-[cluster]
-endpoints = ["{etcd}"]
-
-[admin]
-address = "127.0.0.1:{admin}"
-"""
+CLEAN_ENVIRONMENT = ["env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive"]
+EXECUTABLE = "usr/bin/keyward"
 
 
-class Machine:
+class Debian:
+    """A Debian below a folder, entered with chroot: no process of it runs, and nothing is mounted."""
+
+    def __init__(self, root):
+        self.root = root
+        # A device cannot be made everywhere.
+        (root / "dev/null").touch()
+        (root / "dev/null").chmod(0o666)
+
+    def inside(self, argv):
+        return ["chroot", str(self.root), *CLEAN_ENVIRONMENT, *map(str, argv)]
+
+    def __call__(self, *argv, **options):
+        return output(*self.inside(argv), **options)
+
+    def code(self, *argv):
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.run(self.inside(argv), timeout=120, **quiet).returncode
+
+
+class Machine(Debian):
     """A Debian with a running systemd, below a folder."""
 
     def __init__(self, root):
@@ -86,15 +86,8 @@ class Machine:
         expect(self.process.poll() is None, f"systemd did not boot: {Path(log.name).read_text()}")
 
     def inside(self, argv):
-        return ["nsenter", "--target", self.pid, "--mount", "--uts", "--ipc", "--pid", "--cgroup", "--root", "--wdns=/", "env", "-i",
-                "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive", *map(str, argv)]
-
-    def __call__(self, *argv, **options):
-        return output(*self.inside(argv), **options)
-
-    def code(self, *argv):
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.run(self.inside(argv), timeout=120, **quiet).returncode
+        return ["nsenter", "--target", self.pid, "--mount", "--uts", "--ipc", "--pid", "--cgroup", "--root", "--wdns=/",
+                *CLEAN_ENVIRONMENT, *map(str, argv)]
 
     def property(self, name):
         return self("systemctl", "show", "--value", f"--property={name}", "keyward").strip()
@@ -106,12 +99,18 @@ class Machine:
 
 
 @contextlib.contextmanager
-def machine():
+def debian_folder():
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "debian"
         root.mkdir()
         os.chmod(folder, 0o755)
         run("tar", "--extract", "--file", debian_root(), "--directory", root, "--exclude=./dev/*")
+        yield root
+
+
+@contextlib.contextmanager
+def machine():
+    with debian_folder() as root:
         for unit in MASKED:
             (root / "etc/systemd/system" / f"{unit}.service").symlink_to("/dev/null")
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -174,11 +173,16 @@ def install(debian, name):
     told = debian("systemd-analyze", "verify", "keyward.service")
     expect(told == "", f"systemd-analyze verify: {told}")
     expect(debian.code("systemctl", "is-enabled", "keyward") == 1, "the service is enabled before it is configured")
-    expect(debian.property("ActiveState") == "inactive", "the service runs before it is configured")
+
+
+def check_example(debian):
+    as_keyward = ["setpriv", "--reuid=keyward", "--regid=keyward", "--init-groups"]
+    debian(*as_keyward, "keyward", "check", "--config", "/etc/keyward/keyward.toml")
 
 
 def serve(debian, store, name):
-    """The service runs, is reloaded, outlives a second installation, and stops."""
+    """The service runs, is reloaded, outlives a second installation, stops, and ends with its program."""
+    expect(debian.property("ActiveState") == "inactive", "the service runs before it is configured")
     clients = free_port()
     configuration = debian.root / "etc/keyward/keyward.toml"
     configuration.write_text(CONFIGURATION.format(clients=clients, admin=free_port(), etcd=store.url))
@@ -197,13 +201,13 @@ def serve(debian, store, name):
     debian("systemctl", "stop", "keyward")
     ended = (debian.property("Result"), debian.property("ExecMainStatus"))
     expect(ended == ("success", "0"), f"the service stopped with {ended}")
-
-
-def take_away(debian, ours, before):
-    root = debian.root
     debian("systemctl", "start", "keyward")
     debian("dpkg", "--remove", "keyward")
     expect(debian.property("ActiveState") == "inactive", "the service outlives its program")
+
+
+def purge(debian, ours, before):
+    root = debian.root
     expect(not (root / "usr/bin/keyward").exists() and (root / "etc/keyward/keyward.toml").exists(), "removed too little or too much")
     for path in ours:
         run("rm", "-r", path)
@@ -213,21 +217,72 @@ def take_away(debian, ours, before):
     expect(not left and not before - all_files(root), f"left after the purge: {left}; gone: {sorted(before - all_files(root))}")
 
 
+def check_contents(deb):
+    """Every file is the one that was built, of root and with the mode of its place; the maintainers' scripts are whole."""
+    run("lintian", "--allow-root", "--tag-display-limit", "0", "--suppress-tags", LINTIAN_EXCEPTIONS, "--fail-on", "error,warning", deb)
+    packed = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        entries = {entry.name.removeprefix("./").rstrip("/"): entry for entry in archive}
+        files = {name: archive.extractfile(entry).read() for name, entry in entries.items() if entry.isfile()}
+    for name, entry in entries.items():
+        wanted = 0o755 if entry.isdir() or name == EXECUTABLE else 0o644
+        expect((entry.uid, entry.gid, entry.mode) == (0, 0, wanted) and (entry.isdir() or entry.isfile()),
+               f"/{name} has mode {entry.mode:o} and owner {entry.uid}:{entry.gid}")
+    documents, built = "usr/share/doc/keyward", OUT / "completions"
+    sources = {
+        EXECUTABLE: OUT / "keyward", "etc/keyward/keyward.toml": ROOT / "deploy/keyward.toml",
+        f"{documents}/examples/config.toml": ROOT / "config.toml", f"{documents}/examples/policy.toml": ROOT / "deploy/policy.toml",
+        "usr/share/bash-completion/completions/keyward": built / "keyward.bash", "usr/share/zsh/vendor-completions/_keyward": built / "_keyward",
+        "usr/share/fish/vendor_completions.d/keyward.fish": built / "keyward.fish",
+        **{f"usr/lib/systemd/system/{unit.name}": unit for unit in (ROOT / "deploy/systemd").iterdir()},
+        **{f"usr/share/man/man1/{page.name}.gz": page for page in (OUT / "man").glob("*.1")},
+    }
+    made = {f"{documents}/copyright", f"{documents}/changelog.Debian.gz"}
+    expect(set(files) == {*sources, *made}, f"too many or too few files: {set(files) ^ {*sources, *made}}")
+    expect(len(sources) > 30, f"only {len(sources)} files")
+    for name, source in sources.items():
+        content = gzip.decompress(files[name]) if name.endswith(".gz") else files[name]
+        expect(content == source.read_bytes(), f"/{name} is not {source}")
+    fields = {name: output("dpkg-deb", "--field", deb, name).strip() for name in ("Version", "Architecture", "Depends")}
+    expect(fields == {"Version": f"{version()}-1", "Architecture": "amd64", "Depends": "adduser"}, f"the control file has {fields}")
+    with tempfile.TemporaryDirectory() as folder:
+        run("dpkg-deb", "--control", deb, folder)
+        expect((Path(folder) / "conffiles").read_text().split() == ["/etc/keyward/keyward.toml"], "other configuration files")
+        for name in ("postinst", "prerm", "postrm"):
+            script = Path(folder) / name
+            run("sh", "-n", script)
+            text = script.read_text()
+            expect("systemd" in text and "#DEBHELPER#" not in text, f"{name} does nothing for the unit:\n{text}")
+
+
 def check(profile):
     package("deb", profile)
     deb, = OUT.glob("keyward_*_amd64.deb")
-    run("lintian", "--allow-root", "--tag-display-limit", "0", "--suppress-tags", LINTIAN_EXCEPTIONS, "--fail-on", "error,warning", deb)
+    check_contents(deb)
+    say(f"deb: {deb.name} is clean for lintian; its files are those that were built, with mode and owner; its scripts are whole")
+    if reason := no_chroot():
+        say(f"deb: NOT INSTALLED: no chroot here: {reason}")
+        return
+    if reason := no_mounts():
+        with debian_folder() as root:
+            use(Debian(root), deb)
+        say(f"deb: NOT STARTED: no namespaces and mounts here: {reason}")
+        return
     with machine() as debian, etcd() as store:
-        (debian.root / "srv" / deb.name).write_bytes(deb.read_bytes())
-        before = all_files(debian.root)
-        install(debian, deb.name)
-        ours = put_example_files(debian.root)
-        as_keyward = ["setpriv", "--reuid=keyward", "--regid=keyward", "--init-groups"]
-        debian(*as_keyward, "keyward", "check", "--config", "/etc/keyward/keyward.toml")
-        example = (ROOT / "deploy/keyward.toml").read_text()
-        expect((debian.root / "etc/keyward/keyward.toml").read_text() == example, "the example is another")
+        use(debian, deb, store)
+    say("deb: started by a real systemd: a Put and a Range through it, reload, a second installation, stop with 0")
+
+
+def use(debian, deb, store=None):
+    """Installs the package, runs the service where the Debian has a running systemd, and purges it."""
+    (debian.root / "srv" / deb.name).write_bytes(deb.read_bytes())
+    before = all_files(debian.root)
+    install(debian, deb.name)
+    ours = put_example_files(debian.root)
+    check_example(debian)
+    if store:
         serve(debian, store, deb.name)
-        take_away(debian, ours, before)
-    say(f"deb: {deb.name} is clean for lintian; installed in a Debian of its own, checked by systemd-analyze, started by a real "
-        "systemd: a Put and a Range through it, reload, a second installation, stop with 0; removed; after the purge no file and no "
-        "user is left")
+    else:
+        debian("dpkg", "--remove", "keyward")
+    purge(debian, ours, before)
+    say("deb: installed in a Debian of its own, checked by systemd-analyze, removed; after the purge no file and no user is left")

@@ -8,37 +8,34 @@ import os
 import resource
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from pathlib import Path
 
 import chart
-from tools import OUT, expect, etcd, free_port, http_status, output, package, run, say, version, wait_for
+from tools import CONFIGURATION, OUT, expect, etcd, free_port, http_status, output, package, run, say, version, wait_for
 
-CONFIGURATION = """
-[[listener]]
-name = "clients"
-address = "127.0.0.1:{clients}"
-
-[cluster]
-endpoints = ["{etcd}"]
-
+# The chart's Secret is in use, and the container stops soon.
+MORE_CONFIGURATION = """
 [session]
 key_files = ["/etc/keyward/session/session.key"]
-
-[admin]
-address = "127.0.0.1:{admin}"
 
 [drain]
 wait = "100ms"
 """
 
 
+def options(folder):
+    """What podman keeps, below a folder."""
+    return (f"--root {folder}/store --runroot {folder}/run --storage-driver vfs --cgroup-manager cgroupfs "
+            f"--runtime {shutil.which('crun')}")
+
+
 class Podman:
     """Images and containers below a folder of the test, without a daemon, a cgroup or a network of their own."""
 
     def __init__(self, folder):
-        self.options = ["--root", f"{folder}/store", "--runroot", f"{folder}/run", "--storage-driver", "vfs",
-                        "--cgroup-manager", "cgroupfs", "--runtime", shutil.which("crun")]
+        self.options = options(folder).split()
 
     def __call__(self, *argv, **options):
         return output("podman", "--log-level", "fatal", *self.options, *argv, **options)
@@ -88,23 +85,38 @@ def mounts_of(container, objects, folder):
     return flags
 
 
+def check_layers():
+    """The layers of the archive have the program, its licence and the folder of the admin socket, and nothing else."""
+    found = {}
+    with tarfile.open(OUT / "keyward-image.tar") as archive:
+        image, = json.load(archive.extractfile("manifest.json"))
+        for layer in image["Layers"]:
+            with tarfile.open(fileobj=archive.extractfile(layer)) as files:
+                found.update({entry.name.rstrip("/"): (entry.isfile(), entry.mode & 0o7777, entry.uid, entry.gid) for entry in files})
+    parents = {str(parent) for name in found for parent in Path(name).parents}
+    ends = {name: entry for name, entry in found.items() if name not in parents}
+    wanted = {"usr/bin/keyward": (True, 0o755, 0, 0), "usr/share/doc/keyward/LICENSE": (True, 0o644, 0, 0),
+              "run/keyward": (False, 0o700, 65532, 65532)}
+    expect(ends == wanted, f"the layers have {ends}")
+    others = {name for name in found if name not in ends and found[name][2:] != (0, 0)}
+    expect(not others, f"not of root: {others}")
+
+
 def check(profile):
     with tempfile.TemporaryDirectory() as folder, etcd() as store:
         # Others may enter: the user of the container is nobody here.
         os.chmod(folder, 0o755)
         podman = Podman(folder)
-        options = " ".join(podman.options)
-        package("image", profile, PODMAN_OPTIONS=options)
-        first = podman("image", "inspect", "--format", "{{.Id}}", f"localhost/keyward:{version()}")
+        package("image", profile, PODMAN_OPTIONS=options(folder))
         podman("image", "rm", "--all", "--force")
         # The archive is what is shipped: from here on there is nothing else.
+        check_layers()
         podman("load", "--quiet", "--input", OUT / "keyward-image.tar")
         image = f"localhost/keyward:{version()}"
-        expect(podman("image", "inspect", "--format", "{{.Id}}", image) == first, "the archive has another image")
         clients, admin = free_port(), free_port()
         objects = chart.render({
             "ports": {"clients": clients, "admin": admin}, "secrets": [{"name": "session", "secretName": "keyward-session"}],
-            "configuration": CONFIGURATION.format(clients=clients, admin=admin, etcd=store.url)})
+            "configuration": CONFIGURATION.format(clients=clients, admin=admin, etcd=store.url) + MORE_CONFIGURATION})
         pod = objects["Deployment", "prod-keyward"]["spec"]["template"]["spec"]
         container, = pod["containers"]
         settings = json.loads(podman("image", "inspect", image))[0]["Config"]

@@ -4,6 +4,7 @@ Owns: the versions of these tools. Must not know: any package of Keyward.
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -23,11 +24,43 @@ CARGO_DEB, CARGO_CYCLONEDX, HELM = "3.8.0", "0.5.9", "v3.22.0"
 # The schemas of Kubernetes' own objects and of the Prometheus operator's, and yaml.
 SCHEMAS = {"kubernetes-validate": "1.37.0", "cloudcoil-models-prometheus-operator": "0.80.1.0"}
 SUITE = "bookworm"
-# Program and Debian package.
-PROGRAMS = {
-    "musl-gcc": "musl-tools", "objcopy": "binutils", "podman": "podman", "crun": "crun", "mmdebstrap": "mmdebstrap",
-    "lintian": "lintian", "openssl": "openssl", "unshare": "util-linux", "xz": "xz-utils",
-}
+# Program and Debian package: what every part needs, what the Debian package's needs, and what one does that mounts.
+PROGRAMS = {"musl-gcc": "musl-tools", "objcopy": "binutils", "unshare": "util-linux"}
+DEB_PROGRAMS = {"dpkg-deb": "dpkg", "lintian": "lintian", "xz": "xz-utils"}
+CHROOT_PROGRAMS = {"mmdebstrap": "mmdebstrap", "openssl": "openssl"}
+IMAGE_PROGRAMS = {"podman": "podman", "crun": "crun"}
+# Keyward in front of an etcd without auth, as the image and the installed package run it.
+CONFIGURATION = """
+[[listener]]
+name = "clients"
+address = "127.0.0.1:{clients}"
+
+[cluster]
+endpoints = ["{etcd}"]
+
+[admin]
+address = "127.0.0.1:{admin}"
+"""
+# Mounts the file systems of a running system below the folder $R.
+MOUNTS = """
+mount --bind "$R" "$R"
+mount -t proc proc "$R/proc"
+mount --bind "$R/proc/sys" "$R/proc/sys"
+mount -o remount,bind,ro "$R/proc/sys"
+mount -t tmpfs tmpfs "$R/run"
+mount -t tmpfs tmpfs "$R/tmp"
+mount -t sysfs -o ro sysfs "$R/sys"
+if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+  mount -t cgroup2 cgroup2 "$R/sys/fs/cgroup"
+else
+  mount -t tmpfs tmpfs "$R/sys/fs/cgroup"
+  mkdir "$R/sys/fs/cgroup/systemd"
+  mount -t cgroup -o none,name=systemd cgroup "$R/sys/fs/cgroup/systemd"
+fi
+mount -t tmpfs -o mode=755 tmpfs "$R/dev"
+mkdir "$R/dev/pts" "$R/dev/shm"
+mount -t devpts -o newinstance,ptmxmode=0666 devpts "$R/dev/pts"
+"""
 
 
 class Failed(Exception):
@@ -61,12 +94,12 @@ def output(*argv, **options):
     return run(*argv, **options).stdout
 
 
-def package(what, profile, *more, limit=7200, **environment):
-    """`deploy/package`, with the tools of the cache."""
+def package(what, profile, *more, root=ROOT, limit=7200, **environment):
+    """`deploy/package` of a tree, with the tools of the cache."""
     tools = [CACHE / "tools" / name / "bin" for name in
              (f"cargo-deb-{CARGO_DEB}", f"cargo-cyclonedx-{CARGO_CYCLONEDX}", f"helm-{HELM}")]
     path = ":".join([*map(str, tools), os.environ["PATH"]])
-    return output(ROOT / "deploy" / "package", what, *more, limit=limit,
+    return output(root / "deploy" / "package", what, *more, limit=limit,
                   env={**os.environ, "PATH": path, "PROFILE": profile, **environment})
 
 
@@ -133,14 +166,40 @@ class Etcd:
             expect(self.ctl(endpoint, "get", key) == f"{key}\na value\n", f"{endpoint} does not have the key")
 
 
-def install_programs():
-    missing = [package for program, package in PROGRAMS.items() if not shutil.which(program)]
+@functools.cache
+def no_mounts():
+    """The reason why this machine lets nobody make namespaces and mounts, as a container and a booted Debian need them; or None."""
+    if os.geteuid() != 0:
+        return "not root"
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("proc", "sys", "run", "tmp", "dev"):
+            (Path(folder) / name).mkdir()
+        tried = subprocess.run(
+            ["unshare", "--fork", "--pid", "--mount", "--uts", "--ipc", "--cgroup", "sh", "-c", f"set -e{MOUNTS}"],
+            env={**os.environ, "R": folder}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return None if tried.returncode == 0 else tried.stderr.strip().splitlines()[-1]
+
+
+@functools.cache
+def no_chroot():
+    """The reason why this process may not enter another root folder; or None."""
+    if os.geteuid() != 0:
+        return "not root"
+    tried = subprocess.run(["chroot", "/", "true"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return None if tried.returncode == 0 else tried.stderr.strip()
+
+
+def install_programs(*wanted):
+    """Installs programs of Debian; each of `wanted` gives the package of every program."""
+    missing = [package for programs in wanted for program, package in programs.items() if not shutil.which(program)]
     if missing:
         say(f"installing {' '.join(missing)}")
-        expect(shutil.which("apt-get") and os.geteuid() == 0, f"missing, and not root or no apt-get: {' '.join(missing)}")
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        run("apt-get", "-qq", "update", env=environment)
-        run("apt-get", "-qq", "install", "-y", "--no-install-recommends", *missing, env=environment, limit=900)
+        expect(shutil.which("apt-get"), f"missing, and no apt-get here: {' '.join(missing)}")
+        apt = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
+        if os.geteuid() != 0:
+            apt = ["sudo", "--non-interactive", *apt]
+        run(*apt, "update")
+        run(*apt, "install", "-y", "--no-install-recommends", *missing, limit=900)
 
 
 def cargo_tool(name, wanted, *options):
