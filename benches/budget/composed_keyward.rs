@@ -31,6 +31,8 @@ use crate::workload::{CLUSTER, MEMBER};
 
 /// The log's records are dropped at this size, as after a write to stderr.
 const LOG_QUEUE: usize = 16 * 1024;
+/// Further lines of the configuration, at its beginning, for `run --with`.
+const FURTHER: &str = "KEYWARD_TEST_BUDGET_CONFIGURATION";
 const CONFIGURATION: &str = "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\n\n\
     [cluster]\nendpoints = [\"http://127.0.0.1:2380\"]\n";
 /// The member's only client, as named in the log.
@@ -120,7 +122,8 @@ fn member() -> Member {
 
 fn configuration() -> Config {
     let path = std::env::temp_dir().join(format!("keyward-budget-{}.toml", std::process::id()));
-    std::fs::write(&path, CONFIGURATION).expect("the folder for temporary files is writable");
+    let further = std::env::var(FURTHER).unwrap_or_default();
+    std::fs::write(&path, format!("{further}\n{CONFIGURATION}")).expect("the folder for temporary files is writable");
     let loaded = config::load(&path);
     std::fs::remove_file(&path).expect("the file was just written");
     loaded.expect("a valid configuration").0
