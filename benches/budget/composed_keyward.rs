@@ -123,7 +123,8 @@ fn member() -> Member {
 fn configuration() -> Config {
     let path = std::env::temp_dir().join(format!("keyward-budget-{}.toml", std::process::id()));
     let further = std::env::var(FURTHER).unwrap_or_default();
-    std::fs::write(&path, format!("{further}\n{CONFIGURATION}")).expect("the folder for temporary files is writable");
+    std::fs::write(&path, format!("{further}\n{CONFIGURATION}"))
+        .expect("the folder for temporary files is writable");
     let loaded = config::load(&path);
     std::fs::remove_file(&path).expect("the file was just written");
     loaded.expect("a valid configuration").0
