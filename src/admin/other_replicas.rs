@@ -111,27 +111,29 @@ impl OtherReplicas {
 }
 
 async fn ask_all(names: &[String]) -> Vec<ReplicaRow> {
-    let of_name = |name: &String| {
-        let name = name.clone();
-        async move {
-            let found = match timeout(LIMIT, lookup_host(&name)).await {
-                Ok(Ok(found)) => found.take(ADDRESSES).collect(),
-                Ok(Err(error)) => return vec![ReplicaRow::silent(&name, &error.to_string())],
-                Err(_) => return vec![ReplicaRow::silent(&name, &SilentReplica::Late.to_string())],
-            };
-            let found: Vec<SocketAddr> = found;
-            join_all(found.into_iter().map(|address| row_of(&name, address))).await
-        }
-    };
-    join_all(names.iter().map(of_name)).await.into_iter().flatten().collect()
+    join_all(names.iter().map(|name| rows_of(name))).await.into_iter().flatten().collect()
+}
+
+/// The rows of all addresses of a name.
+async fn rows_of(name: &str) -> Vec<ReplicaRow> {
+    match within_limit(lookup_host(name)).await {
+        Ok(found) => join_all(found.take(ADDRESSES).map(|address| row_of(name, address))).await,
+        Err(silent) => vec![ReplicaRow::silent(name, &silent)],
+    }
 }
 
 async fn row_of(name: &str, address: SocketAddr) -> ReplicaRow {
-    let answer = timeout(LIMIT, ask(name, address)).await.unwrap_or(Err(SilentReplica::Late));
-    match answer {
+    match within_limit(ask(name, address)).await {
         Ok(row) => row.at(address),
-        Err(silent) => ReplicaRow::silent(&address.to_string(), &silent.to_string()),
+        Err(silent) => ReplicaRow::silent(&address.to_string(), &silent),
     }
+}
+
+async fn within_limit<T, E>(step: impl Future<Output = Result<T, E>>) -> Result<T, SilentReplica>
+where
+    SilentReplica: From<E>,
+{
+    Ok(timeout(LIMIT, step).await.map_err(|_| SilentReplica::Late)??)
 }
 
 async fn ask(name: &str, address: SocketAddr) -> Result<ReplicaRow, SilentReplica> {
@@ -145,8 +147,8 @@ async fn ask(name: &str, address: SocketAddr) -> Result<ReplicaRow, SilentReplic
 
 impl ReplicaRow {
     /// The row of a replica that did not tell its own.
-    fn silent(address: &str, why: &str) -> Self {
-        Self { address: Some(address.to_owned()), why: Some(plain(why)), ..Self::default() }
+    fn silent(address: &str, why: &SilentReplica) -> Self {
+        Self { address: Some(address.to_owned()), why: Some(plain(&why.to_string())), ..Self::default() }
     }
 
     /// The row of another replica, which answered at `address`.
@@ -165,8 +167,10 @@ impl ReplicaRow {
 
     /// True for two rows of one process. A silent replica is only itself.
     fn is_same_process(&self, other: &Self) -> bool {
-        let process = |row: &Self| (row.host.clone(), row.pid, row.started_at.clone());
-        if other.pid.is_none() { self.address == other.address } else { process(self) == process(other) }
+        if other.pid.is_none() {
+            return self.address == other.address;
+        }
+        (&self.host, self.pid, &self.started_at) == (&other.host, other.pid, &other.started_at)
     }
 }
 

@@ -14,6 +14,7 @@ use listenfd::ListenFd;
 use socket2::SockRef;
 
 use super::ServeError;
+use super::admin_interfaces::address_name;
 use crate::config::{Address, Config};
 use crate::downstream::acceptor::socket_name;
 use crate::io::listening_sockets::NamedSocket;
@@ -39,13 +40,12 @@ pub(super) fn receive(config: &Config) -> Result<Vec<NamedSocket>, ServeError> {
     let mut named = Vec::new();
     for place in 0..received.len() {
         let (socket, address) = listening(&mut received, place).map_err(ServeError::Activation)?;
-        let listener = config.listeners.iter().find(|listener| listener.address == address);
-        let name = match (listener, &address) {
-            (Some(listener), _) => socket_name(&listener.address),
-            (None, Address::Tcp(tcp)) if *tcp == config.admin.address => {
-                super::admin_interfaces::address_name(*tcp)
+        let name = match &address {
+            of_listener if config.listeners.iter().any(|listener| listener.address == *of_listener) => {
+                socket_name(of_listener)
             }
-            (None, _) => {
+            Address::Tcp(tcp) if *tcp == config.admin.address => address_name(*tcp),
+            _ => {
                 let reason = format!("no listener has the address of the received socket, {address}");
                 return Err(ServeError::Activation(io::Error::other(reason)));
             }
@@ -62,14 +62,12 @@ fn listening(received: &mut ListenFd, place: usize) -> io::Result<(OwnedFd, Addr
     let (socket, address): (OwnedFd, Address) = match received.take_tcp_listener(place) {
         Ok(listener) => {
             let listener = listener.ok_or_else(missing)?;
-            listener.set_nonblocking(true)?;
             let address = Address::Tcp(listener.local_addr()?);
             (listener.into(), address)
         }
         // No TCP socket. The library has left the socket at its place.
         Err(_) => {
             let listener: UnixListener = received.take_unix_listener(place)?.ok_or_else(missing)?;
-            listener.set_nonblocking(true)?;
             let address = listener.local_addr()?;
             let path =
                 address.as_pathname().ok_or_else(|| io::Error::other("a unix socket without a path"))?;
@@ -77,7 +75,9 @@ fn listening(received: &mut ListenFd, place: usize) -> io::Result<(OwnedFd, Addr
             (listener.into(), address)
         }
     };
-    if !SockRef::from(&socket).is_listener()? {
+    let options = SockRef::from(&socket);
+    options.set_nonblocking(true)?;
+    if !options.is_listener()? {
         return Err(io::Error::other(format!("the received socket at {address} does not listen")));
     }
     Ok((socket, address))

@@ -5,9 +5,9 @@
 //! number of users have metrics of their own, and a user keeps these metrics; the metrics stand on the admin
 //! address only, since they name users.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use prometheus_client::registry::Registry;
 
@@ -21,15 +21,10 @@ const NOBODY: &str = "";
 /// Metrics by etcd user.
 pub struct UserMetrics {
     calls: CallFamilies,
-    known: Mutex<KnownUsers>,
-}
-
-/// The users with metrics of their own, and the two labels that are no user.
-#[derive(Default)]
-struct KnownUsers {
-    users: HashMap<Arc<str>, Arc<CallFigures>>,
-    others: Option<Arc<CallFigures>>,
-    nobody: Option<Arc<CallFigures>>,
+    /// The users with metrics of their own.
+    users: Mutex<HashMap<Arc<str>, Arc<CallFigures>>>,
+    others: OnceLock<CallFigures>,
+    nobody: OnceLock<CallFigures>,
 }
 
 /// The metrics of users, as remembered by one shard.
@@ -37,15 +32,23 @@ pub struct UserFigures {
     limit: usize,
     /// Users with metrics of their own.
     known: RefCell<HashMap<Arc<str>, Arc<CallFigures>>>,
-    /// Further users: present once the process has as many users as allowed, and `known` has them all.
-    others: RefCell<Option<Arc<CallFigures>>>,
-    nobody: RefCell<Option<Arc<CallFigures>>>,
+    /// True once the process has as many users as allowed, all of them in `known`.
+    knows_all: Cell<bool>,
 }
 
 impl UserMetrics {
     /// Registers the metrics.
     pub(super) fn registered(registry: &mut Registry) -> Self {
-        Self { calls: CallFamilies::registered(registry, "user"), known: Mutex::default() }
+        let calls = CallFamilies::registered(registry, "user");
+        Self { calls, users: Mutex::default(), others: OnceLock::new(), nobody: OnceLock::new() }
+    }
+
+    fn of_others(&self) -> &CallFigures {
+        self.others.get_or_init(|| self.calls.of(&OTHERS.into()))
+    }
+
+    fn of_nobody(&self) -> &CallFigures {
+        self.nobody.get_or_init(|| self.calls.of(&NOBODY.into()))
     }
 }
 
@@ -53,44 +56,37 @@ impl UserFigures {
     /// A shard's memory for at most `limit` users; 0 turns the metrics off.
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        Self { limit, known: RefCell::default(), others: RefCell::default(), nobody: RefCell::default() }
+        Self { limit, known: RefCell::default(), knows_all: Cell::default() }
     }
 
     /// Counts a finished call of `user`, whose identity is proved; `None` for other callers. `count` is not
     /// called without metrics by user.
     pub fn call_ended(&self, metrics: &UserMetrics, user: Option<&str>, count: impl FnOnce(&CallFigures)) {
-        if self.limit > 0 {
-            count(&user.map_or_else(|| self.of_nobody(metrics), |user| self.of_user(metrics, user)));
+        if self.limit == 0 {
+            return;
+        }
+        let Some(user) = user else { return count(metrics.of_nobody()) };
+        if !self.known.borrow().contains_key(user) && !self.knows_all.get() {
+            self.learn(metrics, user);
+        }
+        match self.known.borrow().get(user) {
+            Some(figures) => count(figures),
+            None => count(metrics.of_others()),
         }
     }
 
-    fn of_nobody(&self, metrics: &UserMetrics) -> Arc<CallFigures> {
-        let mut nobody = self.nobody.borrow_mut();
-        Arc::clone(nobody.get_or_insert_with(|| {
-            let mut known = metrics.known.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(known.nobody.get_or_insert_with(|| Arc::new(metrics.calls.of(&NOBODY.into()))))
-        }))
-    }
-
-    fn of_user(&self, metrics: &UserMetrics, user: &str) -> Arc<CallFigures> {
-        if let Some(figures) = self.known.borrow().get(user) {
-            return Arc::clone(figures);
-        }
-        if let Some(others) = &*self.others.borrow() {
-            return Arc::clone(others);
-        }
-        let mut all = metrics.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if !all.users.contains_key(user) && all.users.len() >= self.limit {
-            // No user joins any more: the shard copies the users once, and asks no further time.
-            self.known.borrow_mut().clone_from(&all.users);
-            let others = all.others.get_or_insert_with(|| Arc::new(metrics.calls.of(&OTHERS.into())));
-            return Arc::clone(self.others.borrow_mut().insert(Arc::clone(others)));
+    /// Remembers the metrics of `user`, or of all users if no user joins any more.
+    fn learn(&self, metrics: &UserMetrics, user: &str) {
+        let mut users = metrics.users.lock().unwrap_or_else(PoisonError::into_inner);
+        if !users.contains_key(user) && users.len() >= self.limit {
+            self.known.borrow_mut().clone_from(&users);
+            self.knows_all.set(true);
+            return;
         }
         let name: Arc<str> = user.into();
         let made = || Arc::new(metrics.calls.of(&name));
-        let figures = all.users.entry(Arc::clone(&name)).or_insert_with(made);
-        self.known.borrow_mut().insert(name, Arc::clone(figures));
-        Arc::clone(figures)
+        let figures = users.entry(Arc::clone(&name)).or_insert_with(made);
+        self.known.borrow_mut().insert(Arc::clone(&name), Arc::clone(figures));
     }
 }
 
