@@ -9,9 +9,13 @@ pub mod wake_gate;
 
 use std::cell::RefCell;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
 use tokio::task::{AbortHandle, JoinSet};
 
 /// A handle aborting the task when dropped: the spawner owns the task.
@@ -55,11 +59,7 @@ impl Tasks {
     /// Starts `future` on the current thread's local set. `name` appears in the log upon a panic.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + 'static) -> TaskHandle {
         // Boxed: tokio's code for a task is compiled once, not once for every future (0.5 MB of the program).
-        let guarded = std::panic::AssertUnwindSafe(future.boxed_local()).catch_unwind().map(move |ended| {
-            if ended.is_err() {
-                tracing::error!(task = name, "task panicked");
-            }
-        });
+        let guarded = Guarded::new(name, future.boxed_local());
         let mut running = self.running.borrow_mut();
         while running.try_join_next().is_some() {}
         TaskHandle(Some(running.spawn_local(guarded)))
@@ -86,9 +86,9 @@ impl Tasks {
             let mut running = self.running.borrow_mut();
             loop {
                 match running.poll_join_next(cx) {
-                    std::task::Poll::Ready(Some(_)) => {}
-                    std::task::Poll::Ready(None) => return std::task::Poll::Ready(()),
-                    std::task::Poll::Pending => return std::task::Poll::Pending,
+                    Poll::Ready(Some(_)) => {}
+                    Poll::Ready(None) => return Poll::Ready(()),
+                    Poll::Pending => return Poll::Pending,
                 }
             }
         })
@@ -98,6 +98,33 @@ impl Tasks {
     /// Aborts every task at its next await.
     pub fn abort_all(&self) {
         self.running.borrow_mut().abort_all();
+    }
+}
+
+/// A future whose panic ends the future alone.
+pub struct Guarded {
+    name: &'static str,
+    future: LocalBoxFuture<'static, ()>,
+}
+
+impl Guarded {
+    /// Guards `future`. `name` appears in the log upon a panic.
+    #[must_use]
+    pub fn new(name: &'static str, future: LocalBoxFuture<'static, ()>) -> Self {
+        Self { name, future }
+    }
+}
+
+impl Future for Guarded {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        // What a panic has left behind is dropped with the future.
+        let polled = catch_unwind(AssertUnwindSafe(|| self.future.as_mut().poll(cx)));
+        polled.unwrap_or_else(|_| {
+            tracing::error!(task = self.name, "task panicked");
+            Poll::Ready(())
+        })
     }
 }
 

@@ -126,10 +126,24 @@ def etcd(version):
 
 
 def build(profile):
-    """Builds Keyward and the program of this folder; the folder of both."""
+    """Builds Keyward and the program of this folder; the folder of both. With `release`, Keyward is the program that is
+    shipped, of deploy/package."""
     say(f"building (profile {profile})")
-    argv = ["cargo", "build", "--profile", profile, "--locked", "--features", "peers", "--bin", "keyward", "--bin", "peers"]
+    # cargo takes a relative folder from its own working directory.
+    target = REPOSITORY / (os.environ.get("CARGO_TARGET_DIR") or "target")
+    folder = target / {"dev": "debug"}.get(profile, profile)
+    ours = ["--bin", "keyward"] if profile != "release" else []
+    compile_with("cargo", "build", "--profile", profile, "--locked", "--features", "peers", *ours, "--bin", "peers")
+    if profile != "release":
+        return folder
+    compile_with(REPOSITORY / "deploy" / "package", "binary")
+    built = target / "peers"
+    built.mkdir(exist_ok=True)
+    for program in (REPOSITORY / "target" / "package" / "keyward", folder / "peers"):
+        shutil.copy2(program, built)
+    return built
+
+
+def compile_with(*argv):
     if subprocess.run(argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL).returncode != 0:
         sys.exit("peers: the build failed")
-    # cargo takes a relative folder from its own working directory.
-    return REPOSITORY / (os.environ.get("CARGO_TARGET_DIR") or "target") / {"dev": "debug"}.get(profile, profile)

@@ -50,6 +50,13 @@ pub enum ClientBodyError {
 #[error("the response breaks off")]
 pub struct AnswerBroken;
 
+/// The body of a response.
+pub trait ReplyBody: Body<Data = Bytes, Error = AnswerBroken> {
+    /// Lets work of the body's own go on. To be called instead of `poll_frame` while the client leaves no
+    /// room for a frame. The task of `cx` is woken for further work.
+    fn poll_work(&mut self, cx: &Context<'_>);
+}
+
 impl ClientBodyError {
     /// The refusal of the call. A client that is gone does not read the refusal.
     #[must_use]

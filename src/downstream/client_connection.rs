@@ -22,13 +22,12 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body::Body;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::config::ClientPings;
-use crate::downstream::client_body::{AnswerBroken, ClientBody};
+use crate::downstream::client_body::{ClientBody, ReplyBody};
 use crate::downstream::client_certificate::UnreadableCertificate;
 use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, ConnectionsFull};
 use crate::downstream::inbound::Inbound;
@@ -173,7 +172,7 @@ pub async fn serve<A, F, B>(
 where
     A: Fn(Request<ClientBody>) -> F + 'static,
     F: Future<Output = Response<B>> + Unpin + 'static,
-    B: Body<Data = Bytes, Error = AnswerBroken> + Unpin + 'static,
+    B: ReplyBody + Unpin + 'static,
 {
     let began = Instant::now();
     let ConnectionInputs { place, figures, proxied, tls, odd_authority } = beginning;
@@ -207,7 +206,7 @@ where
     let mut unanswered = pin!(unanswered_ping(bounds.pings, &progress, &streams));
     let mut leaving = false;
     // Nearly all wakeups are for the protocol; the rest is behind a gate.
-    let gate = WakeGate::default();
+    let mut gate = WakeGate::default();
     loop {
         let event = {
             let rare = next_rare_event(

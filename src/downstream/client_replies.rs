@@ -1,28 +1,38 @@
 //! Replies of a stream terminated by Keyward.
 //!
-//! Owns: the queue from the stream's task to the response body. Must not know the messages' meaning.
+//! Owns: the queue from the stream's work to the response body, and the work itself, unless it runs in a task
+//! apart. Must not know the messages' meaning.
 //! Invariants: the queue is short, so a client that does not read delays only the client's own stream. The
-//! task is notified when the client disconnects. An empty queue holds no buffer: most streams are idle for
-//! days. All senders of a queue belong to a single task, so the queue keeps one waker for all of them.
+//! work is dropped or notified when the client disconnects. An empty queue holds no buffer: most streams are
+//! idle for days. All senders of a queue belong to a single work, so the queue keeps one waker for all
+//! senders.
+//!
+//! The task that sends the replies polls the work too: a message goes from the member to the client in one
+//! turn of one task, while its memory is in the processor's cache.
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::future::LocalBoxFuture;
+use hyper::rt::Executor as _;
 
 use crate::refusal::Status;
 use crate::rpc::frame::{PREFIX, write_prefix};
+use crate::tasks::wake_gate::WakeGate;
+use crate::tasks::{Guarded, LocalExecutor};
 
-/// Bytes queued between a stream's task and HTTP/2's own buffer, beyond which the task waits and stops
+/// Bytes queued between a stream's work and HTTP/2's own buffer, beyond which the work waits and stops
 /// reading upstream: one HTTP/2 frame of the default size, so that the messages of a burst leave as one
 /// frame.
 const WAITING_BYTES: usize = 16 * 1024;
 
-/// Messages queued, beyond which the task waits: a bound on the entries of tiny messages.
+/// Messages queued, beyond which the work waits: a bound on the entries of tiny messages.
 const WAITING_MESSAGES: usize = 64;
 
 /// Messages up to this size share a frame with other messages: copying costs less than a frame.
@@ -45,7 +55,7 @@ pub type TakenGuard = Option<Box<dyn Any>>;
 #[error("the client is gone")]
 pub struct ClientGone;
 
-/// The replies on their way from the stream's task to the response body.
+/// The replies on their way from the stream's work to the response body.
 #[derive(Debug, Default)]
 struct ReplyQueue {
     /// Small messages, framed, in order.
@@ -55,7 +65,7 @@ struct ReplyQueue {
     bytes: usize,
     messages: usize,
     end: Option<Box<Status>>,
-    /// The stream's task, once the task waits for the queue.
+    /// The stream's work, once the work waits for the queue.
     task: Option<Waker>,
     task_waits_for: QueueWait,
     /// The response body, once the body waits for a reply.
@@ -65,7 +75,7 @@ struct ReplyQueue {
     is_client_gone: bool,
 }
 
-/// The state of the queue that wakes the stream's task, besides the client's departure.
+/// The state of the queue that wakes the stream's work, besides the client's departure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum QueueWait {
     #[default]
@@ -79,8 +89,17 @@ enum QueueWait {
 pub struct ReplySender(Rc<RefCell<ReplyQueue>>);
 
 /// The receiving side of the stream; dropped when the client disconnects.
-#[derive(Debug)]
-pub struct ReplyReceiver(Rc<RefCell<ReplyQueue>>);
+pub struct ReplyReceiver {
+    queue: Rc<RefCell<ReplyQueue>>,
+    /// `None` once the work has ended, or runs in a task apart.
+    work: Option<StreamWork>,
+}
+
+/// The work of a stream, polled with its replies, after wakeups of its own only.
+struct StreamWork {
+    future: Guarded,
+    gate: WakeGate,
+}
 
 impl ReplyQueue {
     fn has_room(&self) -> bool {
@@ -169,7 +188,7 @@ impl ReplySender {
     #[must_use]
     pub fn channel() -> (Self, ReplyReceiver) {
         let queue = Rc::new(RefCell::new(ReplyQueue { senders: 1, ..ReplyQueue::default() }));
-        (Self(Rc::clone(&queue)), ReplyReceiver(queue))
+        (Self(Rc::clone(&queue)), ReplyReceiver { queue, work: None })
     }
 
     /// Sends a framed message, waiting for queue space. The message is not sent if the future is dropped
@@ -292,9 +311,38 @@ impl Drop for ReplySender {
 }
 
 impl ReplyReceiver {
+    /// Gives the receiver the stream's work, which sends the replies. `name` appears in the log upon a panic,
+    /// which ends the stream like a dropped sender.
+    #[must_use]
+    pub fn with_work(mut self, name: &'static str, work: LocalBoxFuture<'static, ()>) -> Self {
+        self.work = Some(StreamWork { future: Guarded::new(name, work), gate: WakeGate::default() });
+        self
+    }
+
+    /// Moves the work into a task of its own: for a reader that polls the replies only while its client
+    /// reads.
+    pub fn run_apart(&mut self) {
+        if let Some(work) = self.work.take() {
+            LocalExecutor.execute(work.future);
+        }
+    }
+
+    /// Lets the work go on without taking a reply. To be called while the client leaves replies untaken: the
+    /// work may hold a place in a queue of other streams. The task of `cx` is woken for further work.
+    pub fn poll_work(&mut self, cx: &Context<'_>) {
+        if let Some(StreamWork { future, gate }) = &mut self.work
+            && gate.poll(cx, |cx| Pin::new(future).poll(cx)).is_ready()
+        {
+            self.work = None;
+        }
+    }
+
     /// The next item; `None` once all senders are gone. Cancel-safe.
     pub fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Option<ClientReply>> {
-        let mut queue = self.0.borrow_mut();
+        // A reply sent by the work meanwhile needs no wakeup.
+        self.queue.borrow_mut().body_waits = false;
+        self.poll_work(cx);
+        let mut queue = self.queue.borrow_mut();
         if let Some(reply) = queue.take() {
             return Poll::Ready(Some(reply));
         }
@@ -309,7 +357,7 @@ impl ReplyReceiver {
 
 impl Drop for ReplyReceiver {
     fn drop(&mut self) {
-        let mut queue = self.0.borrow_mut();
+        let mut queue = self.queue.borrow_mut();
         queue.is_client_gone = true;
         let dropped = (std::mem::take(&mut queue.joined), std::mem::take(&mut queue.apart));
         (queue.bytes, queue.messages) = (0, 0);
@@ -437,5 +485,84 @@ mod tests {
         assert_eq!(sender.poll_room(&task_cx), Poll::Ready(Err(ClientGone)));
         sender.send(encode(b"late"), None);
         assert!(!sender.is_behind());
+    }
+
+    #[test]
+    fn the_work_is_polled_with_the_replies_after_wakeups_of_its_own() {
+        let (wakes, waker) = Wakes::new();
+        let cx = Context::from_waker(&waker);
+        let (sender, receiver) = ReplySender::channel();
+        let steps = Rc::new(RefCell::new((0, None::<Waker>)));
+        let of_work = Rc::clone(&steps);
+        let work = poll_fn(move |cx| {
+            let mut steps = of_work.borrow_mut();
+            *steps = (steps.0 + 1, Some(cx.waker().clone()));
+            sender.send(encode(&[steps.0]), None);
+            if steps.0 < 3 { Poll::Pending } else { Poll::Ready(()) }
+        });
+        let mut receiver = receiver.with_work("test", Box::pin(work));
+        let wake = || steps.borrow().1.clone().expect("polled").wake();
+        assert_eq!(taken(&mut receiver, &cx), [&[1_u8][..]]);
+        assert_eq!(wakes.count(), 0, "a reply of the same turn needs no wakeup");
+        assert!(receiver.poll_next(&cx).is_pending());
+        assert_eq!(steps.borrow().0, 1);
+        wake();
+        assert_eq!(wakes.count(), 1);
+        receiver.poll_work(&cx);
+        receiver.poll_work(&cx);
+        assert_eq!(steps.borrow().0, 2, "the work goes on while replies are untaken");
+        wake();
+        assert_eq!(taken(&mut receiver, &cx), [&[2_u8][..], &[3]]);
+        assert!(matches!(receiver.poll_next(&cx), Poll::Ready(None)), "an ended work has no sender");
+    }
+
+    #[test]
+    fn a_panic_of_the_work_ends_the_stream_without_a_status() {
+        let cx = Context::from_waker(Waker::noop());
+        let (sender, receiver) = ReplySender::channel();
+        let mut is_first = true;
+        let work = poll_fn(move |_| {
+            sender.send(encode(b"told"), None);
+            assert!(std::mem::take(&mut is_first), "a fault of the test");
+            Poll::Pending
+        });
+        let mut receiver = receiver.with_work("test", Box::pin(work));
+        assert_eq!(taken(&mut receiver, &cx), [&b"told"[..]]);
+        receiver.work.as_ref().expect("going on").gate.open();
+        assert_eq!(taken(&mut receiver, &cx), [&b"told"[..]]);
+        assert!(matches!(receiver.poll_next(&cx), Poll::Ready(None)));
+    }
+
+    #[test]
+    fn the_work_is_dropped_with_the_replies() {
+        let cx = Context::from_waker(Waker::noop());
+        let (sender, receiver) = ReplySender::channel();
+        let held = Rc::new(());
+        let (guard, of_work) = (Rc::clone(&held), sender.clone());
+        let work = async move {
+            of_work.gone().await;
+            drop(guard);
+        };
+        let mut receiver = receiver.with_work("test", Box::pin(work));
+        receiver.poll_work(&cx);
+        assert_eq!(Rc::strong_count(&held), 2);
+        drop(receiver);
+        assert_eq!(Rc::strong_count(&held), 1);
+        assert!(sender.poll_gone(&cx).is_ready());
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn the_work_can_run_in_a_task_apart() {
+        let replies = async {
+            let (sender, receiver) = ReplySender::channel();
+            let work = async move { while sender.say(encode(&[7; JOINED])).await.is_ok() {} };
+            let mut receiver = receiver.with_work("test", Box::pin(work));
+            receiver.run_apart();
+            tokio::task::yield_now().await;
+            assert!(receiver.queue.borrow().bytes >= WAITING_BYTES, "nobody has polled the replies");
+            let first = poll_fn(|cx| receiver.poll_next(cx)).await;
+            assert!(matches!(first, Some(ClientReply::Messages(..))));
+        };
+        tokio::task::LocalSet::new().run_until(replies).await;
     }
 }

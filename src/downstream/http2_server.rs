@@ -16,12 +16,12 @@ use futures_util::FutureExt as _;
 use h2::server::{Builder, Connection, Handshake, SendResponse};
 use h2::{Ping, PingPong, Reason, SendStream};
 use http::{Request, Response};
-use http_body::Body;
+use http_body::Frame;
 use hyper::rt::Executor as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::downstream::client_body::{AnswerBroken, ClientBody};
+use crate::downstream::client_body::{AnswerBroken, ClientBody, ReplyBody};
 use crate::downstream::socket_progress::{PREFACE, SocketProgress};
 use crate::io::http2_body::Http2Body;
 use crate::tasks::LocalExecutor;
@@ -46,7 +46,7 @@ where
     T: AsyncRead + AsyncWrite + Unpin,
     S: Fn(Request<ClientBody>) -> F,
     F: Future<Output = Response<B>> + Unpin + 'static,
-    B: Body<Data = Bytes, Error = AnswerBroken> + Unpin + 'static,
+    B: ReplyBody + Unpin + 'static,
 {
     /// Serves `io` with the settings of `builder`. With `ping_interval`, a PING is sent after each interval
     /// without a sign of life in `progress`.
@@ -111,7 +111,7 @@ where
 async fn serve_stream<F, B>(answer: F, respond: SendResponse<Bytes>)
 where
     F: Future<Output = Response<B>> + Unpin,
-    B: Body<Data = Bytes, Error = AnswerBroken> + Unpin + 'static,
+    B: ReplyBody + Unpin + 'static,
 {
     let (mut answer, mut respond) = (answer, respond);
     let answered = poll_fn(|cx| match answer.poll_unpin(cx) {
@@ -128,55 +128,68 @@ where
 struct ReplyPump<B> {
     stream: SendStream<Bytes>,
     body: B,
+    /// h2 has room for a piece. Each question to h2 takes a lock, and a stream mostly waits with room.
+    has_room: bool,
 }
 
-impl<B: Body<Data = Bytes, Error = AnswerBroken> + Unpin> ReplyPump<B> {
+impl<B: ReplyBody + Unpin> ReplyPump<B> {
     /// Sends the header of the reply. `None` if the reply has ended with the header, or the stream has ended.
     fn begin(response: Response<B>, respond: &mut SendResponse<Bytes>) -> Option<Box<Self>> {
         let (head, body) = response.into_parts();
         let is_over = body.is_end_stream();
         // An error here is a stream that has ended meanwhile.
         let stream = respond.send_response(Response::from_parts(head, ()), is_over).ok()?;
-        (!is_over).then(|| Box::new(Self { stream, body }))
+        (!is_over).then(|| Box::new(Self { stream, body, has_room: false }))
     }
 
     /// Ready when the reply was sent to its end, or the stream has ended.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // Once is enough: h2 keeps the waker until the client's reset or new room for the reply.
+        if self.stream.poll_reset(cx).is_ready() {
+            return Poll::Ready(());
+        }
         loop {
-            self.stream.reserve_capacity(1);
-            if self.stream.capacity() == 0 {
-                match ready!(self.stream.poll_capacity(cx)) {
-                    Some(Ok(_)) => continue,
-                    Some(Err(_)) | None => return Poll::Ready(()),
-                }
-            }
-            if self.stream.poll_reset(cx).is_ready() {
-                return Poll::Ready(());
-            }
-            let sent = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-                None => {
-                    // As below, an error here is a stream that has ended meanwhile.
-                    drop(self.stream.send_data(Bytes::new(), true));
+            if !self.has_room {
+                self.body.poll_work(cx);
+                if !ready!(self.poll_room(cx)) {
                     return Poll::Ready(());
                 }
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => self.stream.send_data(data, self.body.is_end_stream()),
-                    Err(frame) => {
-                        self.stream.reserve_capacity(0);
-                        let trailers = frame.into_trailers().unwrap_or_default();
-                        drop(self.stream.send_trailers(trailers));
-                        return Poll::Ready(());
-                    }
-                },
-                Some(Err(AnswerBroken)) => {
-                    self.stream.send_reset(Reason::INTERNAL_ERROR);
-                    return Poll::Ready(());
-                }
-            };
-            if sent.is_err() || self.body.is_end_stream() {
+            }
+            let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+            self.has_room = false;
+            if self.send(frame).is_none() || self.body.is_end_stream() {
                 return Poll::Ready(());
             }
         }
+    }
+
+    /// Waits until h2 has room for a piece; false if the stream has ended.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        self.stream.reserve_capacity(1);
+        while self.stream.capacity() == 0 {
+            if !matches!(ready!(self.stream.poll_capacity(cx)), Some(Ok(_))) {
+                return Poll::Ready(false);
+            }
+        }
+        self.has_room = true;
+        Poll::Ready(true)
+    }
+
+    /// Sends a piece of the body; `None` if it was the last one. An error of h2 is a stream that has ended
+    /// meanwhile.
+    fn send(&mut self, frame: Option<Result<Frame<Bytes>, AnswerBroken>>) -> Option<()> {
+        match frame {
+            None => drop(self.stream.send_data(Bytes::new(), true)),
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => return self.stream.send_data(data, self.body.is_end_stream()).ok(),
+                Err(frame) => {
+                    self.stream.reserve_capacity(0);
+                    drop(self.stream.send_trailers(frame.into_trailers().unwrap_or_default()));
+                }
+            },
+            Some(Err(AnswerBroken)) => self.stream.send_reset(Reason::INTERNAL_ERROR),
+        }
+        None
     }
 }
 

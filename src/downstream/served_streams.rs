@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::downstream::client_body::ReplyBody;
 use crate::downstream::connection_activity::ConnectionActivity;
 use crate::downstream::reset_rate::ResetRate;
 use crate::refusal::{Code, Status};
@@ -175,6 +176,12 @@ impl Drop for ServedStream {
 pub(super) struct ServedBody<B> {
     body: B,
     _served: ServedStream,
+}
+
+impl<B: ReplyBody + Unpin> ReplyBody for ServedBody<B> {
+    fn poll_work(&mut self, cx: &Context<'_>) {
+        self.body.poll_work(cx);
+    }
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Body for ServedBody<B> {

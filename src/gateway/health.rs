@@ -89,8 +89,7 @@ pub async fn watch(call: &Call<'_>, body: RequestBody) -> Result<PipelineResult,
             }
         }
     };
-    gateway.tasks.spawn("health watch", run).detach();
-    Ok(PipelineResult::Stream(said))
+    Ok(PipelineResult::Stream(said.with_work("health watch", Box::pin(run))))
 }
 
 /// Reads the request, which must ask about the whole server. Returns an empty guard of the request's memory

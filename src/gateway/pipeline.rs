@@ -3,7 +3,7 @@
 //! Owns: the order of the steps. Must not know: how a step is done. Invariants: each step takes the
 //! previous step's result, so no step can be skipped; a non-canonical path, a non-canonical body needed
 //! for a decision, or a bad credential sends no request upstream; the client's time limit is applied here
-//! and, for a stream's life, by the stream's task, and nowhere else; a panic answers Unavailable, never a
+//! and, for a stream's life, by the stream's work, and nowhere else; a panic answers Unavailable, never a
 //! stream reset.
 
 use std::future::Future;

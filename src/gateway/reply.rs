@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
 use crate::credentials::TokenUseGuard;
-use crate::downstream::client_body::AnswerBroken;
+use crate::downstream::client_body::{AnswerBroken, ReplyBody};
 use crate::downstream::client_replies::ReplyReceiver;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::active_streams::Registration;
@@ -102,7 +102,7 @@ pub fn deliver(
     respond(from_member(answer.headers), Reply { holding, record: Some(record) })
 }
 
-/// A stream produced by Keyward. The client is told `broken` if the stream's task ends without a status.
+/// A stream produced by Keyward. The client is told `broken` if the stream's work ends without a status.
 #[must_use]
 pub fn stream(said: ReplyReceiver, broken: Refusal, record: AccessRecord) -> DownstreamResponse {
     respond(
@@ -132,8 +132,25 @@ fn from_member(mut headers: HeaderMap) -> HeaderMap {
 }
 
 impl Reply {
+    /// Lets the work of a stream by Keyward run in a task of its own: for a reader that polls the body only
+    /// while the client reads.
+    pub fn run_apart(&mut self) {
+        if let ReplySource::Own(contents) = &mut self.holding {
+            contents.run_apart();
+        }
+    }
+
     fn own(contents: ReplyContents, record: AccessRecord) -> Self {
         Self { holding: ReplySource::Own(contents), record: Some(record) }
+    }
+}
+
+impl ReplyBody for Reply {
+    fn poll_work(&mut self, cx: &Context<'_>) {
+        // An answer registered as unread is a member's.
+        if let ReplySource::Own(contents) = &mut self.holding {
+            contents.poll_work(cx);
+        }
     }
 }
 

@@ -76,6 +76,20 @@ impl ReplyContents {
         self.held.is_empty() && matches!(self.rest, ReplyRest::Nothing)
     }
 
+    /// Lets a stream's work go on: see [`ReplyReceiver::poll_work`].
+    pub(super) fn poll_work(&mut self, cx: &Context<'_>) {
+        if let ReplyRest::Ours(said, ..) = &mut self.rest {
+            said.poll_work(cx);
+        }
+    }
+
+    /// Moves a stream's work into a task of its own: see [`ReplyReceiver::run_apart`].
+    pub(super) fn run_apart(&mut self) {
+        if let ReplyRest::Ours(said, ..) = &mut self.rest {
+            said.run_apart();
+        }
+    }
+
     /// The next piece. Cancel-safe.
     pub(super) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<ReplyPiece> {
         if let ReplyRest::Piped(_, _, registration) = &mut self.rest

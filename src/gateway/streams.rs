@@ -1,4 +1,4 @@
-//! Watch, LeaseKeepAlive and Observe: streams terminated on both sides, each in a task of its own on its
+//! Watch, LeaseKeepAlive and Observe: streams terminated on both sides, each polled with its reply on its
 //! shard.
 //!
 //! Owns: connecting a client's stream with the resuming upstream stream. Must not know: how streams are
@@ -103,8 +103,8 @@ pub fn watch(
     registration.set_work(StreamWork::Watch(handle));
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
     let run = run.boxed_local();
-    gateway.tasks.spawn("watch", within(limited, replies, run, in_use)).detach();
-    Ok(PipelineResult::Stream(said))
+    let work = within(limited, replies, run, in_use).boxed_local();
+    Ok(PipelineResult::Stream(said.with_work("watch", work)))
 }
 
 /// Starts a client's Watch stream once its audit record has `room`.
@@ -159,8 +159,8 @@ pub fn keep_alive(
     };
     let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
     let run = keep_alive.run(body, replies.clone()).boxed_local();
-    gateway.tasks.spawn("keepalive", within(limited, replies, run, in_use)).detach();
-    Ok(PipelineResult::Stream(said))
+    let work = within(limited, replies, run, in_use).boxed_local();
+    Ok(PipelineResult::Stream(said.with_work("keepalive", work)))
 }
 
 /// Starts a client's Observe stream.
@@ -188,8 +188,8 @@ pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult
     };
     let (in_use, limited) = (caller.in_use(), limits(call, caller, link, registration));
     let run = observe.run(replies.clone()).boxed_local();
-    gateway.tasks.spawn("observe", within(limited, replies, run, (in_use, held, waiting, watch))).detach();
-    Ok(PipelineResult::Stream(said))
+    let work = within(limited, replies, run, (in_use, held, waiting, watch)).boxed_local();
+    Ok(PipelineResult::Stream(said.with_work("observe", work)))
 }
 
 /// Copies the forwarded header fields for the stream's lifetime and charges the memory budget for the copy.
@@ -242,7 +242,7 @@ fn within(
     keep: impl Sized,
 ) -> impl Future<Output = ()> {
     let mut limited = Box::pin(limited);
-    let gate = WakeGate::default();
+    let mut gate = WakeGate::default();
     // No async block: it would store its variables twice.
     poll_fn(move |cx| {
         let _keep = &keep;

@@ -13,7 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::rpc_answer::AnswerBytes;
 use super::stream_answer::JsonLines;
-use crate::downstream::client_body::AnswerBroken;
+use crate::downstream::client_body::{AnswerBroken, ReplyBody};
 use crate::gateway::reply::Reply;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -31,6 +31,14 @@ pub enum AnswerBody {
     Message(Box<AnswerBytes>),
     /// The JSON lines of a stream.
     Lines(Box<JsonLines>),
+}
+
+impl ReplyBody for AnswerBody {
+    fn poll_work(&mut self, cx: &Context<'_>) {
+        if let Self::Grpc(reply) = self {
+            reply.poll_work(cx);
+        }
+    }
 }
 
 impl Body for AnswerBody {

@@ -59,7 +59,8 @@ impl JsonLines {
         answer: &'static MessageFields,
         form: JsonGateway,
     ) -> StreamStart {
-        let (head, reply) = response.into_parts();
+        let (head, mut reply) = response.into_parts();
+        reply.run_apart();
         if let Some(status) = Status::from_headers(&head.headers) {
             return StreamStart::Ended(status);
         }

@@ -6,23 +6,30 @@
 //! Owns: the waker of the waits behind the gate. Must not know the waits. Invariant: no wakeup is lost: a
 //! wakeup before or during a poll leads to another poll.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-
-use futures_util::task::AtomicWaker;
 
 /// The gate. All its waits belong to a single task.
 #[derive(Debug)]
 pub struct WakeGate {
     wakeup: Arc<GateWakeup>,
     waker: Waker,
+    /// A copy of the task's waker in `wakeup`: comparing it takes no lock.
+    task: Waker,
 }
 
 #[derive(Debug)]
 struct GateWakeup {
     is_open: AtomicBool,
-    task: AtomicWaker,
+    /// Kept after a wakeup, so that the next one finds it.
+    task: Mutex<Waker>,
+}
+
+impl GateWakeup {
+    fn set_task(&self, task: &Waker) {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner).clone_from(task);
+    }
 }
 
 impl Wake for GateWakeup {
@@ -31,34 +38,40 @@ impl Wake for GateWakeup {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.is_open.store(true, Ordering::Release);
-        self.task.wake();
+        self.is_open.store(true, Ordering::SeqCst);
+        self.task.lock().unwrap_or_else(PoisonError::into_inner).wake_by_ref();
     }
 }
 
 impl Default for WakeGate {
     /// An open gate: the waits were never polled.
     fn default() -> Self {
-        let wakeup = Arc::new(GateWakeup { is_open: AtomicBool::new(true), task: AtomicWaker::new() });
+        let task = Waker::noop();
+        let wakeup = Arc::new(GateWakeup { is_open: AtomicBool::new(true), task: Mutex::new(task.clone()) });
         let waker = Waker::from(Arc::clone(&wakeup));
-        Self { wakeup, waker }
+        Self { wakeup, waker, task: task.clone() }
     }
 }
 
 impl WakeGate {
     /// Opens the gate: there is another wait behind the gate, or a wait has changed.
     pub fn open(&self) {
-        self.wakeup.is_open.store(true, Ordering::Release);
+        self.wakeup.is_open.store(true, Ordering::SeqCst);
     }
 
     /// Calls `poll`, which polls the waits behind the gate, if the gate is open. A pending `poll` closes the
     /// gate until a wait's wakeup.
-    pub fn poll<T>(&self, cx: &Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+    pub fn poll<T>(&mut self, cx: &Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         // Registered first, so that a wakeup from another thread reaches the task or is seen below.
-        self.wakeup.task.register(cx.waker());
-        if !self.wakeup.is_open.swap(false, Ordering::AcqRel) {
+        if !self.task.will_wake(cx.waker()) {
+            self.task.clone_from(cx.waker());
+            self.wakeup.set_task(cx.waker());
+        }
+        // Nearly always closed: a load costs less than a swap.
+        if !self.wakeup.is_open.load(Ordering::SeqCst) {
             return Poll::Pending;
         }
+        self.wakeup.is_open.store(false, Ordering::SeqCst);
         let polled = poll(&mut Context::from_waker(&self.waker));
         if polled.is_ready() {
             // The other waits may have been woken too, and were not polled.
@@ -88,10 +101,10 @@ mod tests {
         let wakes = Arc::new(Wakes::default());
         let task = Waker::from(Arc::clone(&wakes));
         let cx = Context::from_waker(&task);
-        let gate = WakeGate::default();
+        let mut gate = WakeGate::default();
         let mut own = None;
         let mut polls = 0;
-        let mut pending = |gate: &WakeGate| {
+        let mut pending = |gate: &mut WakeGate| {
             let polled = gate.poll(&cx, |cx| -> Poll<()> {
                 polls += 1;
                 own = Some(cx.waker().clone());
@@ -100,20 +113,20 @@ mod tests {
             assert!(polled.is_pending());
             (polls, own.clone())
         };
-        let (first, waker) = pending(&gate);
-        assert_eq!((first, pending(&gate).0), (1, 1));
+        let (first, waker) = pending(&mut gate);
+        assert_eq!((first, pending(&mut gate).0), (1, 1));
         waker.expect("polled").wake();
         assert_eq!(wakes.0.load(Ordering::Relaxed), 1, "the task hears of it");
-        assert_eq!((pending(&gate).0, pending(&gate).0), (2, 2));
+        assert_eq!((pending(&mut gate).0, pending(&mut gate).0), (2, 2));
         gate.open();
-        assert_eq!(pending(&gate).0, 3);
+        assert_eq!(pending(&mut gate).0, 3);
     }
 
     #[test]
     fn nothing_is_lost_beside_a_wait_that_is_over() {
         let task = Waker::from(Arc::new(Wakes::default()));
         let cx = Context::from_waker(&task);
-        let gate = WakeGate::default();
+        let mut gate = WakeGate::default();
         assert_eq!(gate.poll(&cx, |_| Poll::Ready(1)), Poll::Ready(1));
         assert_eq!(gate.poll(&cx, |_| Poll::Ready(2)), Poll::Ready(2), "the other waits have their turn");
         let woken_meanwhile = gate.poll(&cx, |cx| -> Poll<()> {

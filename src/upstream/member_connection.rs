@@ -152,7 +152,7 @@ impl InFlight {
     pub fn leave_order(&self) -> LeaveOrder {
         let load = Arc::clone(&self.seat.0);
         let told = Box::pin(Arc::clone(&load.ended).notified_owned());
-        LeaveOrder { load, told }
+        LeaveOrder { load, told, task: None }
     }
 }
 
@@ -161,6 +161,8 @@ impl InFlight {
 pub struct LeaveOrder {
     load: Arc<ConnectionLoad>,
     told: Pin<Box<OwnedNotified>>,
+    /// The task that waits in `told`.
+    task: Option<Waker>,
 }
 
 impl LeaveOrder {
@@ -168,8 +170,16 @@ impl LeaveOrder {
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         // `told` receives wakeups from its creation on, so no order is missed before the first check.
         while !self.load.leave_ordered.load(Ordering::SeqCst) {
+            // `told` takes a lock shared by all streams of the connection: polled again only for another
+            // task, or after a wakeup without the order, by the connection's end.
+            let is_waiting = self.task.as_ref().is_some_and(|task| task.will_wake(cx.waker()));
+            if is_waiting && !self.load.is_closing() {
+                return Poll::Pending;
+            }
+            self.task = Some(cx.waker().clone());
             ready!(self.told.as_mut().poll(cx));
             self.told.set(Arc::clone(&self.load.ended).notified_owned());
+            self.task = None;
         }
         Poll::Ready(())
     }
@@ -228,7 +238,7 @@ impl Connection {
                     }
                 });
                 // Nearly all wakeups are for the protocol; the rest is behind a gate.
-                let gate = WakeGate::default();
+                let mut gate = WakeGate::default();
                 tokio::select! {
                     biased; // the member's end of the connection is reported before an idle close
                     driven = driven => {

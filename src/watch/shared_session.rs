@@ -1,8 +1,8 @@
-//! A client's Watch stream, shared between its task and an operator's questions on the same shard.
+//! A client's Watch stream, shared between its work and an operator's questions on the same shard.
 //!
-//! Owns: the sharing. Must not know: the questions, the driver's steps. Invariants: the stream's task alone
+//! Owns: the sharing. Must not know: the questions, the driver's steps. Invariants: the stream's work alone
 //! drives the session; a question borrows the session between two polls, reads, and changes nothing; the
-//! session ends with its task, however many handles are left.
+//! session ends with its work, however many handles are left.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};

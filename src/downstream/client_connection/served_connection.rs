@@ -8,15 +8,13 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use h2::server::Builder;
 use http::{Request, Response};
-use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
 use super::{ClientConnectionEnd, ConnectionBounds};
-use crate::downstream::client_body::{AnswerBroken, ClientBody};
+use crate::downstream::client_body::{ClientBody, ReplyBody};
 use crate::downstream::http1_server::Http1Server;
 use crate::downstream::http2_server::{Http2Server, is_flood};
 use crate::downstream::read_turns::{ReadTurn, TurnReader};
@@ -40,7 +38,7 @@ const FAREWELL: Duration = Duration::from_millis(250);
 /// A connection in service. `answer` is called for each request.
 pub(super) enum ServedConnection<T, S, B>
 where
-    B: Body<Data = Bytes, Error = AnswerBroken> + 'static,
+    B: ReplyBody + 'static,
 {
     Http1(Box<Http1Server<PausableReader<T>, B>>),
     Http2(Box<Http2Connection<T, S>>),
@@ -58,7 +56,7 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Fn(Request<ClientBody>) -> F + 'static,
     F: Future<Output = Response<B>> + Unpin + 'static,
-    B: Body<Data = Bytes, Error = AnswerBroken> + Unpin + 'static,
+    B: ReplyBody + Unpin + 'static,
 {
     /// Serves HTTP/1.
     pub(super) fn http1(
