@@ -4,8 +4,8 @@
 //! then trailers on TLS ports; `docs/decisions.md#d04`), and holding a small result back until complete. A
 //! client cannot use a unary reply before its trailers, so holding back costs no time, and a read can still
 //! be retried elsewhere if its member dies half-way. Must not know: retry rules, the caller.
-//! Invariant: no part of a reply goes downstream before its status is known, or the reply has outgrown the
-//! hold limit.
+//! Invariant: no part of a reply goes downstream before its status is known, or the reply is larger than the
+//! hold limit, by its announced length or by the bytes that have arrived.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -23,7 +23,7 @@ use crate::rpc::header::{self, AnswerProgress};
 use crate::upstream::member_connection::InFlight;
 
 /// Hold limit in bytes: a reply up to this size is held back until complete, a larger reply is passed on as
-/// it arrives.
+/// it arrives, from its beginning.
 pub const HELD: usize = 64 * 1024;
 
 /// Upper bound on the bytes of an answer's ResponseHeader.
@@ -54,7 +54,7 @@ pub struct MemberReply {
 }
 
 impl MemberReply {
-    /// Reads until the status is known or more than `hold` bytes of the reply have arrived: [`HELD`] for
+    /// Reads until the status is known, or the reply is known to be larger than `hold` bytes: [`HELD`] for
     /// unary calls, 0 for streams, committed by their first message.
     ///
     /// # Errors
@@ -96,7 +96,7 @@ impl MemberReply {
                     Ok(data) => {
                         held += data.len();
                         answer.data.push_back(data);
-                        if held > hold {
+                        if held > hold || answer.announces_more_than(hold) {
                             answer.rest = ReplyRemainder::More(body);
                             return Ok(answer);
                         }
@@ -155,6 +155,13 @@ impl MemberReply {
     pub fn announced(&self) -> Option<usize> {
         let message = self.data.front().and_then(|begun| frame::announced(begun));
         message.map(|message| message + PREFIX)
+    }
+
+    /// True if the reply's ResponseHeader has arrived, and its length is above `hold`. Such a reply is never
+    /// complete within the limit: its bytes are passed on while they are in the processor's cache.
+    fn announces_more_than(&self, hold: usize) -> bool {
+        let has_header = self.data.front().is_some_and(|begun| begun.len() > PREFIX + HEADER);
+        has_header && self.announced().is_some_and(|length| length > hold)
     }
 
     /// Reads the member's revision and raft term. The ResponseHeader comes first, so an incomplete answer is

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::client::{Client, Outcome};
 use crate::member::{Call, Member, next_of};
 use crate::rig::{Keyward, paused, settled, three};
-use crate::words::{INVALID_TOKEN, LOST, PUT, RANGE, put, range, ranged, was_put};
+use crate::words::{INVALID_TOKEN, LOST, PUT, RANGE, put, range, ranged, ranged_value, was_put};
 
 type Refuse = fn(Call, Code, &'static str);
 
@@ -222,6 +222,33 @@ fn a_read_that_broke_half_way_is_read_elsewhere() {
         };
         let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
         assert_eq!(outcome.message()[..], ranged(5)[..]);
+    });
+}
+
+/// An answer is held back up to 64 KiB, by its announced length: a longer one goes to the client from its beginning.
+#[test]
+fn a_read_that_broke_half_way_is_not_read_again_if_its_answer_is_too_long_to_hold() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        for (length, is_read_again) in [(60_000, true), (70_000, false)] {
+            let script = async {
+                let (_, mut call) = next_of(&members).await;
+                call.say_half(&ranged_value(length)).await;
+                settled().await;
+                call.reset(Reason::CANCEL);
+                if is_read_again {
+                    next_of(&members).await.1.reply(&ranged_value(length)).await;
+                }
+            };
+            let (outcome, ()) = tokio::join!(client.call(RANGE, range("k")), script);
+            if is_read_again {
+                assert_eq!(outcome.message()[..], ranged_value(length)[..]);
+            } else {
+                assert_eq!(outcome.end.told(), (Code::Unavailable, LOST));
+            }
+            nothing_else(&members);
+        }
     });
 }
 

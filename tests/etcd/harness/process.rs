@@ -11,7 +11,7 @@ use std::{
     process::{Child, Command, ExitStatus, Stdio},
     sync::{LazyLock, Mutex, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -23,6 +23,8 @@ const TAIL_LINES: usize = 40;
 const TAIL_WIDTH: usize = 400;
 /// Longer than a log's writer takes to gather records.
 const MOMENT: Duration = Duration::from_millis(100);
+/// How long the threads of a process may take to stand after SIGSTOP.
+const STANDS: Duration = Duration::from_secs(10);
 
 type Order = (Command, mpsc::Sender<io::Result<Child>>);
 
@@ -92,12 +94,20 @@ impl Process {
         self.child.lock().expect("no holder panics").try_wait().expect("a child can be waited for")
     }
 
-    /// Sends `signal`; nothing happens where the process has ended.
+    /// Sends `signal`; nothing happens where the process has ended. Returns after a SIGSTOP when every thread stands: one thread takes the
+    /// signal and stops the others, and on a busy machine these run on until it has its turn.
     pub(crate) fn signal(&self, signal: Signal) {
         let mut child = self.child.lock().expect("no holder panics");
         if child.try_wait().expect("a child can be waited for").is_none() {
             let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process id");
             kill_process(id, signal).expect("a child that was not reaped takes signals");
+            if signal == Signal::STOP {
+                let begun = Instant::now();
+                while has_running_thread(child.id()) {
+                    assert!(begun.elapsed() < STANDS, "process {} goes on after SIGSTOP", child.id());
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
         }
     }
 
@@ -147,6 +157,17 @@ impl Process {
         let shown: Vec<String> = last.iter().map(|line| line.chars().take(TAIL_WIDTH).collect()).collect();
         format!("--- {} (last {} of {} lines)\n{}\n", self.name, shown.len(), lines.len(), shown.join("\n"))
     }
+}
+
+/// True while a thread of the process neither stands nor has ended.
+fn has_running_thread(process: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    threads.into_iter().any(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state follows the name, which is in parentheses and may hold any character.
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        !matches!(state, None | Some('T' | 't' | 'Z' | 'X'))
+    })
 }
 
 impl Drop for Process {
