@@ -286,11 +286,12 @@ impl ShardService {
         let beginning = ConnectionInputs { place, figures, proxied, tls, odd_authority };
         let (ends, tasks) = (Rc::clone(&self.ends), self.tasks.clone());
         let name = Arc::clone(&listener.config.name);
-        let serve = async move {
-            let (_keep, _listing) = (keep, listing);
-            let end = client_connection::serve(stream, beginning, bounds, &tasks, drain, admit).await;
-            ends.ended(end, &name, remote);
-        };
+        // Not an async block: it would hold a second copy of everything passed to `serve`.
+        let serve =
+            client_connection::serve(stream, beginning, bounds, tasks, drain, admit).map(move |end| {
+                let _until_then = (keep, listing);
+                ends.ended(end, &name, remote);
+            });
         self.connections.spawn("client connection", serve).detach();
     }
 

@@ -165,7 +165,7 @@ pub async fn serve<A, F, B>(
     stream: ByteStream,
     beginning: ConnectionInputs,
     bounds: ConnectionBounds,
-    tasks: &Tasks,
+    tasks: Tasks,
     mut drain: watch::Receiver<Option<Instant>>,
     admit: impl FnOnce(IntroducedClient) -> Result<AdmittedClient<A>, UnreadableCertificate>,
 ) -> Result<ClientConnectionEnd, HandshakeError>
@@ -200,9 +200,10 @@ where
         ConnectionBounds { pings: bounds.pings.filter(|_| speaks == ClientProtocol::Http2), ..bounds };
     let mut connection = match speaks {
         ClientProtocol::Http1 => ServedConnection::http1(inbound, bounds, &progress, &streams, answer),
-        _ => ServedConnection::http2(inbound, bounds, &progress, &streams, tasks, answer),
+        _ => ServedConnection::http2(inbound, bounds, &progress, &streams, &tasks, answer),
     };
-    let mut silence = pin!(silence(began + bounds.handshake, &progress, speaks));
+    let preface_until = began + bounds.handshake;
+    let mut silence = pin!(silence(preface_until, &progress, speaks));
     let mut unanswered = pin!(unanswered_ping(bounds.pings, &progress, &streams));
     let mut leaving = false;
     // Nearly all wakeups are for the protocol; the rest is behind a gate.
@@ -232,7 +233,7 @@ where
             RareEvent::End(end) => return end,
             RareEvent::Leave => {
                 leaving = true;
-                let until = (Instant::now() + MOMENT).min(began + bounds.handshake);
+                let until = (Instant::now() + MOMENT).min(preface_until);
                 silence.set(self::silence(until, &progress, speaks));
             }
         }

@@ -211,8 +211,8 @@ fn limits(
     let deadline = call.deadline.map(|at| (at, Refusal::DEADLINE_EXCEEDED));
     let proof_end = call.client.authorization_end(caller);
     let ends = deadline.into_iter().chain(proof_end).min_by_key(|(at, _)| *at);
-    // The timer is large, and few streams have a time limit.
-    let mut late = ends.map(|(at, refusal)| (Box::pin(sleep_until(at)), refusal));
+    // Few streams have a time limit.
+    let mut late = ends.map(|(at, refusal)| sleep_until(at).map(|()| refusal).boxed_local());
     let wants_leader = call.headers.get("hasleader").is_some_and(|value| value == "true");
     let patience = StreamPatience::new(call.snapshot().config.cluster.outage, wants_leader);
     let upstream = Rc::clone(&call.gateway.upstream);
@@ -221,7 +221,7 @@ fn limits(
     async move {
         let late = poll_fn(|cx| match &mut late {
             None => Poll::Pending,
-            Some((timer, refusal)) => timer.as_mut().poll(cx).map(|()| refusal.clone()),
+            Some(late) => late.poll_unpin(cx),
         });
         tokio::select! {
             biased; // revocation first: a revoked client gets no further message

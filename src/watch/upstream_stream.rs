@@ -113,8 +113,8 @@ pub struct WatchSource {
     share: Rc<WatchByteShare>,
     /// Counts the bytes of an unfinished message.
     held: HeldBytes,
-    /// The stream's turn to be resumed, and its latest end.
-    turn: Option<(ResumePermit, Instant)>,
+    /// The stream's turn to be resumed, and its latest end. Boxed: most streams are never resumed.
+    turn: Option<Box<(ResumePermit, Instant)>>,
     /// True once a message arrived.
     has_received: bool,
 }
@@ -197,7 +197,7 @@ impl WatchRoute {
                 && matches!(self.stream.user, UpstreamUser::User(_))
                 && upstream.members.auth.now() != AuthSetting::Off,
         };
-        let turn = turn.map(|turn| (turn, Instant::now() + STANDING));
+        let turn = turn.map(|turn| Box::new((turn, Instant::now() + STANDING)));
         let share = Rc::clone(&self.share);
         let held = share.hold(0);
         let stream = Rc::clone(&self.stream).start(member, shown);
@@ -258,7 +258,7 @@ impl WatchSource {
     /// The latest end of the stream's turn; `None` if no stream waits for the end of the turn.
     #[must_use]
     pub fn turn_ends(&self) -> Option<Instant> {
-        self.turn.as_ref().map(|(_, until)| *until)
+        self.turn.as_ref().map(|turn| turn.1)
     }
 
     /// Lets the next waiting stream go on: the watches are restored, or took too long.

@@ -105,7 +105,7 @@ impl Process {
                 let begun = Instant::now();
                 while has_running_thread(child.id()) {
                     assert!(begun.elapsed() < STANDS, "process {} goes on after SIGSTOP", child.id());
-                    thread::sleep(Duration::from_millis(1));
+                    thread::yield_now();
                 }
             }
         }
