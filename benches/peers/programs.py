@@ -132,10 +132,11 @@ def build(profile):
     # cargo takes a relative folder from its own working directory.
     target = REPOSITORY / (os.environ.get("CARGO_TARGET_DIR") or "target")
     folder = target / {"dev": "debug"}.get(profile, profile)
-    ours = ["--bin", "keyward"] if profile != "release" else []
-    compile_with("cargo", "build", "--profile", profile, "--locked", "--features", "peers", *ours, "--bin", "peers")
+    cargo = ["cargo", "build", "--profile", profile, "--locked", "--features", "peers", "--bin", "peers"]
     if profile != "release":
+        compile_with(*cargo, "--bin", "keyward")
         return folder
+    compile_with(*cargo)
     compile_with(REPOSITORY / "deploy" / "package", "binary")
     built = target / "peers"
     built.mkdir(exist_ok=True)

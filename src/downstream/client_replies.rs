@@ -92,11 +92,11 @@ pub struct ReplySender(Rc<RefCell<ReplyQueue>>);
 pub struct ReplyReceiver {
     queue: Rc<RefCell<ReplyQueue>>,
     /// `None` once the work has ended, or runs in a task apart.
-    work: Option<StreamWork>,
+    work: Option<ReplyWork>,
 }
 
 /// The work of a stream, polled with its replies, after wakeups of its own only.
-struct StreamWork {
+struct ReplyWork {
     future: Guarded,
     gate: WakeGate,
 }
@@ -315,7 +315,7 @@ impl ReplyReceiver {
     /// which ends the stream like a dropped sender.
     #[must_use]
     pub fn with_work(mut self, name: &'static str, work: LocalBoxFuture<'static, ()>) -> Self {
-        self.work = Some(StreamWork { future: Guarded::new(name, work), gate: WakeGate::default() });
+        self.work = Some(ReplyWork { future: Guarded::new(name, work), gate: WakeGate::default() });
         self
     }
 
@@ -330,7 +330,7 @@ impl ReplyReceiver {
     /// Lets the work go on without taking a reply. To be called while the client leaves replies untaken: the
     /// work may hold a place in a queue of other streams. The task of `cx` is woken for further work.
     pub fn poll_work(&mut self, cx: &Context<'_>) {
-        if let Some(StreamWork { future, gate }) = &mut self.work
+        if let Some(ReplyWork { future, gate }) = &mut self.work
             && gate.poll(cx, |cx| Pin::new(future).poll(cx)).is_ready()
         {
             self.work = None;

@@ -135,8 +135,16 @@ impl Reply {
     /// Lets the work of a stream by Keyward run in a task of its own: for a reader that polls the body only
     /// while the client reads.
     pub fn run_apart(&mut self) {
-        if let ReplySource::Own(contents) = &mut self.holding {
-            contents.run_apart();
+        if let Some(stream) = self.stream() {
+            stream.run_apart();
+        }
+    }
+
+    /// The replies of a stream by Keyward. An answer registered as unread is a member's.
+    fn stream(&mut self) -> Option<&mut ReplyReceiver> {
+        match &mut self.holding {
+            ReplySource::Own(contents) => contents.stream(),
+            ReplySource::Counted(_) => None,
         }
     }
 
@@ -147,9 +155,8 @@ impl Reply {
 
 impl ReplyBody for Reply {
     fn poll_work(&mut self, cx: &Context<'_>) {
-        // An answer registered as unread is a member's.
-        if let ReplySource::Own(contents) = &mut self.holding {
-            contents.poll_work(cx);
+        if let Some(stream) = self.stream() {
+            stream.poll_work(cx);
         }
     }
 }

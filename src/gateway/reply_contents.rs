@@ -76,17 +76,11 @@ impl ReplyContents {
         self.held.is_empty() && matches!(self.rest, ReplyRest::Nothing)
     }
 
-    /// Lets a stream's work go on: see [`ReplyReceiver::poll_work`].
-    pub(super) fn poll_work(&mut self, cx: &Context<'_>) {
-        if let ReplyRest::Ours(said, ..) = &mut self.rest {
-            said.poll_work(cx);
-        }
-    }
-
-    /// Moves a stream's work into a task of its own: see [`ReplyReceiver::run_apart`].
-    pub(super) fn run_apart(&mut self) {
-        if let ReplyRest::Ours(said, ..) = &mut self.rest {
-            said.run_apart();
+    /// The replies of a stream made by Keyward.
+    pub(super) fn stream(&mut self) -> Option<&mut ReplyReceiver> {
+        match &mut self.rest {
+            ReplyRest::Ours(said, ..) => Some(said),
+            _ => None,
         }
     }
 

@@ -7,7 +7,7 @@
 //! wakeup before or during a poll leads to another poll.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 /// The gate. All its waits belong to a single task.
@@ -27,8 +27,8 @@ struct GateWakeup {
 }
 
 impl GateWakeup {
-    fn set_task(&self, task: &Waker) {
-        self.task.lock().unwrap_or_else(PoisonError::into_inner).clone_from(task);
+    fn task(&self) -> MutexGuard<'_, Waker> {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -39,7 +39,7 @@ impl Wake for GateWakeup {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.is_open.store(true, Ordering::SeqCst);
-        self.task.lock().unwrap_or_else(PoisonError::into_inner).wake_by_ref();
+        self.task().wake_by_ref();
     }
 }
 
@@ -65,7 +65,7 @@ impl WakeGate {
         // Registered first, so that a wakeup from another thread reaches the task or is seen below.
         if !self.task.will_wake(cx.waker()) {
             self.task.clone_from(cx.waker());
-            self.wakeup.set_task(cx.waker());
+            self.wakeup.task().clone_from(cx.waker());
         }
         // Nearly always closed: a load costs less than a swap.
         if !self.wakeup.is_open.load(Ordering::SeqCst) {
