@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=proto");
+    memory_functions()?;
 
     let descriptors = protox::compile(proto_files()?, ["proto"])?;
     fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
@@ -34,6 +35,22 @@ fn main() -> Result<(), Box<dyn Error>> {
         .bytes(".")
         .skip_debug(SECRET)
         .compile_fds(descriptors)?;
+    Ok(())
+}
+
+/// Compiles memcpy, memmove, memcmp and bcmp for musl on x86-64; the linker takes them before musl's slow ones.
+fn memory_functions() -> Result<(), Box<dyn Error>> {
+    const SOURCE: &str = "src/musl/memory.c";
+    println!("cargo:rerun-if-changed={SOURCE}");
+    if env::var("CARGO_CFG_TARGET_ENV")? == "musl" && env::var("CARGO_CFG_TARGET_ARCH")? == "x86_64" {
+        // The compiler must not turn the loops of memcpy into calls of memcpy.
+        cc::Build::new()
+            .file(SOURCE)
+            .opt_level(2)
+            .flags(["-ffreestanding", "-fno-builtin"])
+            .flag_if_supported("-fno-tree-loop-distribute-patterns")
+            .try_compile("keyward_memory")?;
+    }
     Ok(())
 }
 

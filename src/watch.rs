@@ -10,6 +10,7 @@ pub mod hub;
 pub mod limited_watches;
 pub mod planted_fault;
 pub mod request_gate;
+mod revision_check;
 pub mod session_driver;
 pub mod shared_session;
 pub mod upstream_stream;

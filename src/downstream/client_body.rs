@@ -52,9 +52,9 @@ pub struct AnswerBroken;
 
 /// The body of a response.
 pub trait ReplyBody: Body<Data = Bytes, Error = AnswerBroken> {
-    /// Lets work of the body's own go on. To be called instead of `poll_frame` while the client leaves no
-    /// room for a frame. The task of `cx` is woken for further work.
-    fn poll_work(&mut self, cx: &Context<'_>);
+    /// Lets work of the body's own go on. To be called once in each turn of the task, before `poll_frame`,
+    /// even if the client leaves no room for a frame. The task of `cx` is woken for further work.
+    fn poll_work(&mut self, cx: &mut Context<'_>);
 }
 
 impl ClientBodyError {

@@ -24,7 +24,6 @@ use hyper::rt::Executor as _;
 
 use crate::refusal::Status;
 use crate::rpc::frame::{PREFIX, write_prefix};
-use crate::tasks::wake_gate::WakeGate;
 use crate::tasks::{Guarded, LocalExecutor};
 
 /// Bytes queued between a stream's work and HTTP/2's own buffer, beyond which the work waits and stops
@@ -91,14 +90,8 @@ pub struct ReplySender(Rc<RefCell<ReplyQueue>>);
 /// The receiving side of the stream; dropped when the client disconnects.
 pub struct ReplyReceiver {
     queue: Rc<RefCell<ReplyQueue>>,
-    /// `None` once the work has ended, or runs in a task apart.
-    work: Option<ReplyWork>,
-}
-
-/// The work of a stream, polled with its replies, after wakeups of its own only.
-struct ReplyWork {
-    future: Guarded,
-    gate: WakeGate,
+    /// The stream's work; `None` once the work has ended, or runs in a task apart.
+    work: Option<Guarded>,
 }
 
 impl ReplyQueue {
@@ -315,7 +308,7 @@ impl ReplyReceiver {
     /// which ends the stream like a dropped sender.
     #[must_use]
     pub fn with_work(mut self, name: &'static str, work: LocalBoxFuture<'static, ()>) -> Self {
-        self.work = Some(ReplyWork { future: Guarded::new(name, work), gate: WakeGate::default() });
+        self.work = Some(Guarded::new(name, work));
         self
     }
 
@@ -323,26 +316,27 @@ impl ReplyReceiver {
     /// reads.
     pub fn run_apart(&mut self) {
         if let Some(work) = self.work.take() {
-            LocalExecutor.execute(work.future);
+            LocalExecutor.execute(work);
         }
     }
 
-    /// Lets the work go on without taking a reply. To be called while the client leaves replies untaken: the
-    /// work may hold a place in a queue of other streams. The task of `cx` is woken for further work.
-    pub fn poll_work(&mut self, cx: &Context<'_>) {
-        if let Some(ReplyWork { future, gate }) = &mut self.work
-            && gate.poll(cx, |cx| Pin::new(future).poll(cx)).is_ready()
-        {
-            self.work = None;
+    /// Lets the work go on. To be called once in each turn of the task, before replies are taken, even if the
+    /// client leaves replies untaken: the work may hold a place in a queue of other streams. The task of `cx`
+    /// is woken for further work.
+    pub fn poll_work(&mut self, cx: &mut Context<'_>) {
+        if let Some(work) = &mut self.work {
+            // The replies sent now are taken in the same turn, or once the client has room.
+            self.queue.borrow_mut().body_waits = false;
+            if Pin::new(work).poll(cx).is_ready() {
+                self.work = None;
+            }
         }
     }
 
-    /// The next item; `None` once all senders are gone. Cancel-safe.
+    /// The next item; `None` once all senders are gone. Does not poll the work. Cancel-safe.
     pub fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Option<ClientReply>> {
-        // A reply sent by the work meanwhile needs no wakeup.
-        self.queue.borrow_mut().body_waits = false;
-        self.poll_work(cx);
         let mut queue = self.queue.borrow_mut();
+        queue.body_waits = false;
         if let Some(reply) = queue.take() {
             return Poll::Ready(Some(reply));
         }
@@ -488,9 +482,9 @@ mod tests {
     }
 
     #[test]
-    fn the_work_is_polled_with_the_replies_after_wakeups_of_its_own() {
+    fn the_work_sends_replies_of_the_same_turn() {
         let (wakes, waker) = Wakes::new();
-        let cx = Context::from_waker(&waker);
+        let cx = &mut Context::from_waker(&waker);
         let (sender, receiver) = ReplySender::channel();
         let steps = Rc::new(RefCell::new((0, None::<Waker>)));
         let of_work = Rc::clone(&steps);
@@ -502,23 +496,24 @@ mod tests {
         });
         let mut receiver = receiver.with_work("test", Box::pin(work));
         let wake = || steps.borrow().1.clone().expect("polled").wake();
-        assert_eq!(taken(&mut receiver, &cx), [&[1_u8][..]]);
+        assert!(receiver.poll_next(cx).is_pending(), "the work has not begun");
+        receiver.poll_work(cx);
+        assert_eq!(taken(&mut receiver, cx), [&[1_u8][..]]);
         assert_eq!(wakes.count(), 0, "a reply of the same turn needs no wakeup");
-        assert!(receiver.poll_next(&cx).is_pending());
+        assert!(receiver.poll_next(cx).is_pending());
         assert_eq!(steps.borrow().0, 1);
         wake();
         assert_eq!(wakes.count(), 1);
-        receiver.poll_work(&cx);
-        receiver.poll_work(&cx);
-        assert_eq!(steps.borrow().0, 2, "the work goes on while replies are untaken");
-        wake();
-        assert_eq!(taken(&mut receiver, &cx), [&[2_u8][..], &[3]]);
-        assert!(matches!(receiver.poll_next(&cx), Poll::Ready(None)), "an ended work has no sender");
+        receiver.poll_work(cx);
+        receiver.poll_work(cx);
+        assert_eq!(steps.borrow().0, 3, "the work goes on while replies are untaken");
+        assert_eq!(taken(&mut receiver, cx), [&[2_u8][..], &[3]]);
+        assert!(matches!(receiver.poll_next(cx), Poll::Ready(None)), "an ended work has no sender");
     }
 
     #[test]
     fn a_panic_of_the_work_ends_the_stream_without_a_status() {
-        let cx = Context::from_waker(Waker::noop());
+        let cx = &mut Context::from_waker(Waker::noop());
         let (sender, receiver) = ReplySender::channel();
         let mut is_first = true;
         let work = poll_fn(move |_| {
@@ -527,15 +522,16 @@ mod tests {
             Poll::Pending
         });
         let mut receiver = receiver.with_work("test", Box::pin(work));
-        assert_eq!(taken(&mut receiver, &cx), [&b"told"[..]]);
-        receiver.work.as_ref().expect("going on").gate.open();
-        assert_eq!(taken(&mut receiver, &cx), [&b"told"[..]]);
-        assert!(matches!(receiver.poll_next(&cx), Poll::Ready(None)));
+        for _ in 0..2 {
+            receiver.poll_work(cx);
+            assert_eq!(taken(&mut receiver, cx), [&b"told"[..]]);
+        }
+        assert!(matches!(receiver.poll_next(cx), Poll::Ready(None)));
     }
 
     #[test]
     fn the_work_is_dropped_with_the_replies() {
-        let cx = Context::from_waker(Waker::noop());
+        let cx = &mut Context::from_waker(Waker::noop());
         let (sender, receiver) = ReplySender::channel();
         let held = Rc::new(());
         let (guard, of_work) = (Rc::clone(&held), sender.clone());
@@ -544,11 +540,11 @@ mod tests {
             drop(guard);
         };
         let mut receiver = receiver.with_work("test", Box::pin(work));
-        receiver.poll_work(&cx);
+        receiver.poll_work(cx);
         assert_eq!(Rc::strong_count(&held), 2);
         drop(receiver);
         assert_eq!(Rc::strong_count(&held), 1);
-        assert!(sender.poll_gone(&cx).is_ready());
+        assert!(sender.poll_gone(cx).is_ready());
     }
 
     #[tokio::test(flavor = "current_thread")]

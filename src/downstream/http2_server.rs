@@ -8,7 +8,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -144,16 +144,23 @@ impl<B: ReplyBody + Unpin> ReplyPump<B> {
 
     /// Ready when the reply was sent to its end, or the stream has ended.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // Once is enough: h2 keeps the waker until the client's reset or new room for the reply.
-        if self.stream.poll_reset(cx).is_ready() {
+        // h2 announces room to the stream's waker even where the room is granted at once: with the task's own
+        // waker there, each piece would wake its own task for nothing.
+        if self.stream.poll_reset(&mut Context::from_waker(Waker::noop())).is_ready() {
             return Poll::Ready(());
         }
+        self.body.poll_work(cx);
+        if self.poll_pieces(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        // h2 keeps the waker until the client's reset or new room for the reply.
+        self.stream.poll_reset(cx).map(|_| ())
+    }
+
+    fn poll_pieces(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
-            if !self.has_room {
-                self.body.poll_work(cx);
-                if !ready!(self.poll_room(cx)) {
-                    return Poll::Ready(());
-                }
+            if !self.has_room && !ready!(self.poll_room(cx)) {
+                return Poll::Ready(());
             }
             let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
             self.has_room = false;

@@ -179,7 +179,7 @@ pub(super) struct ServedBody<B> {
 }
 
 impl<B: ReplyBody + Unpin> ReplyBody for ServedBody<B> {
-    fn poll_work(&mut self, cx: &Context<'_>) {
+    fn poll_work(&mut self, cx: &mut Context<'_>) {
         self.body.poll_work(cx);
     }
 }

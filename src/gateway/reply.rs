@@ -154,7 +154,7 @@ impl Reply {
 }
 
 impl ReplyBody for Reply {
-    fn poll_work(&mut self, cx: &Context<'_>) {
+    fn poll_work(&mut self, cx: &mut Context<'_>) {
         if let Some(stream) = self.stream() {
             stream.poll_work(cx);
         }

@@ -11,7 +11,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
 use tokio::time::sleep_until;
 
@@ -43,7 +42,7 @@ use crate::watch::hub::HubTiming;
 use crate::watch::limited_watches::LimitedWatches;
 use crate::watch::request_gate::WatchRequestGate;
 use crate::watch::session_driver::WatchSession;
-use crate::watch::shared_session;
+use crate::watch::shared_session::SharedWatchSession;
 use crate::watch::upstream_stream::{RULES, WatchRoute};
 
 /// How long a client's progress request waits for the member before already known progress may answer the
@@ -67,6 +66,10 @@ pub fn watch(
     let config = &call.snapshot().config;
     let (replies, said) = ReplySender::channel();
     let link = Rc::<UpstreamLink>::default();
+    let timing = HubTiming {
+        idle_progress: config.watch.idle_progress.map(|least| between(least, &gateway.upstream.chooser)),
+        progress_grace: PROGRESS_GRACE,
+    };
     let session = WatchSession {
         route: WatchRoute {
             stream: Rc::new(StreamRoute {
@@ -82,28 +85,24 @@ pub fn watch(
             floor: Rc::clone(&client.floor),
             share: WatchByteShare::new(&gateway.watch_budget),
         },
-        timing: HubTiming {
-            idle_progress: config.watch.idle_progress.map(|least| between(least, &gateway.upstream.chooser)),
-            progress_grace: PROGRESS_GRACE,
-        },
         largest_request: config.limits.request_size,
         resumed: gateway.metrics.watch_resumes.clone(),
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
         namespace: caller.namespace().cloned(),
-        gate: Box::new(WatchRequestGate {
+        gate: WatchRequestGate {
             access: registration
                 .permits()
                 .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
             usage: call.record.usage().map(|usage| Box::new(LimitedWatches::new(Rc::clone(usage)))),
             observer: audited_request::watch_observer(call, caller, registration.permits()),
-        }),
+        }
+        .boxed(),
     };
-    let (handle, run) = shared_session::share(session, body, replies.clone(), start);
-    registration.set_work(StreamWork::Watch(handle));
-    let (in_use, limited) = ((caller.in_use(), held), limits(call, caller, link, registration));
-    let run = run.boxed_local();
-    let work = within(limited, replies, run, in_use).boxed_local();
+    let shared = SharedWatchSession::new(session, timing, body, replies);
+    registration.set_work(StreamWork::Watch(shared.handle()));
+    let limits = limits(call, caller, link, registration).boxed_local();
+    let work = shared.serve(start, limits, (caller.in_use(), held)).boxed_local();
     Ok(PipelineResult::Stream(said.with_work("watch", work)))
 }
 
@@ -238,7 +237,7 @@ fn limits(
 fn within(
     limited: impl Future<Output = Refusal>,
     replies: ReplySender,
-    mut run: LocalBoxFuture<'static, ()>,
+    mut run: impl Future<Output = ()> + Unpin,
     keep: impl Sized,
 ) -> impl Future<Output = ()> {
     let mut limited = Box::pin(limited);
@@ -251,6 +250,6 @@ fn within(
             replies.end(refusal.status());
             return Poll::Ready(());
         }
-        run.as_mut().poll(cx)
+        run.poll_unpin(cx)
     })
 }

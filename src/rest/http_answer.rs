@@ -34,7 +34,7 @@ pub enum AnswerBody {
 }
 
 impl ReplyBody for AnswerBody {
-    fn poll_work(&mut self, cx: &Context<'_>) {
+    fn poll_work(&mut self, cx: &mut Context<'_>) {
         if let Self::Grpc(reply) = self {
             reply.poll_work(cx);
         }

@@ -16,15 +16,16 @@
 //!
 //! The client's half-close is not an input: as in etcd, the watches go on.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::identity::Revision;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Status};
 
+use self::inline_map::InlineMap;
 use super::cursor::WatchCursor;
 use super::watch_messages::{
     self, ClientWatchCreate, ClientWatchRequest, NO_WATCH, NewestHeader, SplicedWatchResponse,
@@ -33,6 +34,7 @@ use super::watch_messages::{
 
 mod client_requests;
 mod direct_delivery;
+mod inline_map;
 mod member_responses;
 mod progress;
 mod stream_assignment;
@@ -52,7 +54,7 @@ mod tests;
 const MAX_STREAMS: usize = 4;
 
 /// Limits of one hub.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct HubLimits {
     /// Maximum number of unanswered creates of resumed watches per upstream stream. Each create makes etcd
     /// scan its history: the number is high enough to keep the connection busy, and low enough that a new
@@ -66,7 +68,7 @@ struct HubLimits {
 }
 
 /// A fragment has etcd's default request limit plus its overhead.
-const LIMITS: HubLimits = HubLimits { restoring: 32, fragment: 2 << 20, held: 256 << 20 };
+static LIMITS: HubLimits = HubLimits { restoring: 32, fragment: 2 << 20, held: 256 << 20 };
 
 /// Time without a lost stream after which the next loss counts as the first again. Longer than any driver's
 /// backoff.
@@ -225,15 +227,25 @@ pub enum WatchStreamEnd {
     Denied(String),
 }
 
+impl WatchStreamEnd {
+    /// The status for the client.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        match self {
+            Self::InvalidRequest => Refusal::not_canonical("not a WatchRequest").status(),
+            Self::RevisionTooLarge => Refusal::REVISION_TOO_LARGE.status(),
+            Self::Denied(_) => Refusal::INVALID_AUTH_TOKEN.status(),
+        }
+    }
+}
+
 /// The state machine of a client stream. See the module's invariants.
 #[derive(Debug)]
 pub struct Hub {
     timing: HubTiming,
-    limits: HubLimits,
-    /// Values are boxed, as in `streams`: a map node has room for eleven entries, and most hubs have a single
-    /// entry.
-    watches: BTreeMap<WatchKey, Box<HubWatch>>,
-    streams: BTreeMap<UpstreamStreamId, Box<HubStream>>,
+    limits: &'static HubLimits,
+    watches: InlineMap<WatchKey, HubWatch>,
+    streams: InlineMap<UpstreamStreamId, HubStream>,
     /// Watches without a stream, and new watches not sent yet. Key order is request order.
     unsent: BTreeSet<WatchKey>,
     /// Ids known to the client.
@@ -408,9 +420,9 @@ impl Hub {
     pub fn new(now: Instant, timing: HubTiming) -> Self {
         Self {
             timing,
-            limits: LIMITS,
-            watches: BTreeMap::new(),
-            streams: BTreeMap::new(),
+            limits: &LIMITS,
+            watches: InlineMap::new(),
+            streams: InlineMap::new(),
             unsent: BTreeSet::new(),
             client_ids: HashMap::new(),
             denied_ids: BTreeSet::new(),

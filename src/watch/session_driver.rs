@@ -7,6 +7,7 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -18,6 +19,7 @@ use futures_util::FutureExt;
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
+use smallvec::SmallVec;
 use tokio::time::{Instant, Sleep};
 
 use crate::byte_account::HeldBytes;
@@ -35,7 +37,6 @@ use crate::rpc::schema::MessageId;
 use crate::tasks::poll_timer::poll_timer;
 use crate::tasks::wake_gate::WakeGate;
 use crate::upstream::bidi::BidiEvent;
-use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revision};
 use crate::watch::budget::{FREE, SMALL};
 use crate::watch::hub::{
     Hub, HubInput, HubOutput, HubTiming, StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd,
@@ -43,16 +44,15 @@ use crate::watch::hub::{
 };
 use crate::watch::limited_watches::WatchPauses;
 use crate::watch::request_gate::WatchRequestGate;
+use crate::watch::revision_check::{CheckConnection, RevisionCheck, RevisionRead};
 use crate::watch::upstream_stream::{
-    SourceOpenFailure, UpstreamStreamEvent, UpstreamStreamState, WatchRoute, login_loss, refuses_credential,
+    SourceOpenFailure, UpstreamStreamEvent, UpstreamStreamState, WatchRoute,
 };
 
 /// The surroundings of a Watch stream.
 pub struct WatchSession {
     /// The upstream sender, the etcd user and the client's headers.
     pub route: WatchRoute,
-    /// The hub's intervals.
-    pub timing: HubTiming,
     /// The size limit of a request message, in bytes.
     pub largest_request: usize,
     /// Counts upstream streams opened to resume watches.
@@ -61,24 +61,14 @@ pub struct WatchSession {
     pub starts: Rc<WatchStarts>,
     /// The link state of this client stream: up while an upstream stream serves it.
     pub link: Rc<UpstreamLink>,
-    /// The decision on each request.
-    pub gate: Box<WatchRequestGate>,
+    /// The decision on each request; `None` permits everything.
+    pub gate: Option<Box<WatchRequestGate>>,
     /// The caller's namespace: the hub holds creates with its prefix, and events without.
     pub namespace: Option<Arc<Namespace>>,
 }
 
-/// The outcome of a read: a connection was available, or a limit left no room.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum CheckConnection {
-    Found,
-    None,
-}
-
 /// Messages up to this size may be delivered without the hub's other steps; larger ones are counted as held.
 const DIRECT: usize = SMALL - 64;
-
-/// A linearizable read in flight.
-type RevisionRead = LocalBoxFuture<'static, (HubInput, CheckConnection)>;
 
 /// Events of upstream taken in a row before the task yields to other tasks.
 const IN_A_ROW: u32 = 128;
@@ -92,20 +82,26 @@ pub(super) struct RunningWatchSession {
     /// False after the client's half-close.
     reads_requests: bool,
     /// In the order of opening; nearly always a single one.
-    upstream: Vec<(UpstreamStreamId, UpstreamStreamState)>,
+    upstream: SmallVec<[(UpstreamStreamId, UpstreamStreamState); 1]>,
     /// `None` without a read: the set holds memory even when empty.
-    reads: Option<FuturesUnordered<RevisionRead>>,
+    reads: Option<Box<FuturesUnordered<RevisionRead>>>,
     /// Counts the bytes of unfinished revisions in the hub.
     unfinished: HeldBytes,
     tried: Vec<MemberId>,
     /// True once the client was sent a message.
     has_replied: bool,
+    /// True after `session.link` was set up, until it is set down.
+    is_linked: bool,
     /// Watches "from now" not yet registered by a member: writes of the same connection wait behind them.
     starts: BTreeMap<WatchKey, WatchStart>,
     /// Rotates the upstream stream polled first, so that a busy stream does not starve the others.
-    turn: usize,
+    turn: u32,
     ended: Option<Box<Status>>,
-    /// Stands before the waits that are rarely over: requests, reads and the timer.
+    /// Ready when a reason outside the stream ends the stream.
+    limits: LocalBoxFuture<'static, Refusal>,
+    /// True if the caller has limits on its watches.
+    has_usage_limits: bool,
+    /// Stands before the waits that are rarely over: limits, permissions, requests, reads and the timer.
     gate: WakeGate,
     /// The waits polled behind the gate last.
     gated: GatedWaits,
@@ -123,6 +119,8 @@ struct GatedWaits {
 
 /// An event behind the gate.
 enum GatedEvent {
+    Limit(Refusal),
+    PermissionChange,
     Request(ClientRequestItem),
     Read(HubInput, CheckConnection),
     Timer,
@@ -132,18 +130,26 @@ enum GatedEvent {
 pub(super) type SessionEnd = Option<Status>;
 
 impl RunningWatchSession {
-    pub(super) fn new(session: WatchSession, body: RequestBody, client: ReplySender) -> Self {
+    pub(super) fn new(
+        session: WatchSession,
+        timing: HubTiming,
+        body: RequestBody,
+        client: ReplySender,
+    ) -> Self {
         Self {
-            hub: Hub::new(Instant::now(), session.timing),
+            hub: Hub::new(Instant::now(), timing),
             client,
             requests: RequestMessages::new(body, session.largest_request),
             reads_requests: true,
             unfinished: session.route.share.hold(0),
+            limits: pending().boxed_local(),
+            has_usage_limits: session.gate.as_ref().is_some_and(|gate| gate.usage.is_some()),
             session,
-            upstream: Vec::new(),
+            upstream: SmallVec::new(),
             reads: None,
             tried: Vec::new(),
             has_replied: false,
+            is_linked: false,
             starts: BTreeMap::new(),
             turn: 0,
             ended: None,
@@ -153,11 +159,17 @@ impl RunningWatchSession {
         }
     }
 
+    /// Ends the stream once `limits` is ready.
+    pub(super) fn set_limits(&mut self, limits: LocalBoxFuture<'static, Refusal>) {
+        self.limits = limits;
+        self.gate.open();
+    }
+
     /// Carries on with every input that is ready. Ready at the end of the stream.
     ///
-    /// The order: the client's departure, the client's requests, reads and timers, upstream. While the client
-    /// leaves messages untaken, upstream is not read; streams being opened and the turns of resumed streams
-    /// go on.
+    /// The order: the client's departure, limits (a revoked client gets no further message), changed
+    /// permissions, the client's requests, reads and timers, upstream. While the client leaves messages
+    /// untaken, upstream is not read; streams being opened and the turns of resumed streams go on.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
         for _ in 0..IN_A_ROW {
             if let Some(status) = self.ended.take() {
@@ -166,12 +178,8 @@ impl RunningWatchSession {
             if self.client.poll_gone(cx).is_ready() {
                 return Poll::Ready(None);
             }
-            if self.session.gate.access.as_ref().is_some_and(|access| access.take_change(cx)) {
-                self.end_denied();
-                continue;
-            }
             let quiet = self.is_quiet(cx);
-            let pauses = self.session.gate.pauses();
+            let pauses = self.pauses();
             if let Poll::Ready(event) = self.poll_gated(cx, quiet, pauses) {
                 if let ControlFlow::Break(end) = self.gated_event(event, quiet) {
                     return Poll::Ready(end);
@@ -215,10 +223,18 @@ impl RunningWatchSession {
     /// True if the client has taken enough of its messages. Otherwise the task is woken once the client has.
     fn is_quiet(&self, cx: &Context<'_>) -> bool {
         // Over the shard's budget, a client with untaken messages is sent no further messages.
-        if !self.session.route.share.fits() && self.client.is_behind() {
+        if self.client.is_behind() && !self.session.route.share.fits() {
             self.client.poll_all_taken(cx).is_ready()
         } else {
             self.client.has_room() || self.client.poll_room(cx).is_ready()
+        }
+    }
+
+    /// Most streams need not look into the gate.
+    fn pauses(&mut self) -> WatchPauses {
+        match &mut self.session.gate {
+            Some(gate) if self.has_usage_limits => gate.pauses(),
+            _ => WatchPauses::NONE,
         }
     }
 
@@ -238,8 +254,15 @@ impl RunningWatchSession {
             self.gated = wanted;
             self.gate.open();
         }
-        let (requests, reads, timer) = (&mut self.requests, &mut self.reads, &mut self.timer);
+        let Self { limits, requests, reads, timer, session, .. } = self;
         self.gate.poll(cx, |cx| {
+            if let Poll::Ready(refusal) = limits.poll_unpin(cx) {
+                return Poll::Ready(GatedEvent::Limit(refusal));
+            }
+            let access = session.gate.as_ref().and_then(|gate| gate.access.as_ref());
+            if access.is_some_and(|access| access.take_change(cx)) {
+                return Poll::Ready(GatedEvent::PermissionChange);
+            }
             if wanted.requests
                 && let Poll::Ready(asked) = pin!(requests.next()).poll(cx)
             {
@@ -263,6 +286,8 @@ impl RunningWatchSession {
 
     fn gated_event(&mut self, event: GatedEvent, quiet: bool) -> ControlFlow<SessionEnd> {
         match event {
+            GatedEvent::Limit(refusal) => return ControlFlow::Break(Some(refusal.status())),
+            GatedEvent::PermissionChange => self.end_denied(),
             GatedEvent::Request(asked) => {
                 let start = self.session.starts.begin();
                 self.asked(asked, &start)?;
@@ -288,7 +313,7 @@ impl RunningWatchSession {
     ) -> Poll<(UpstreamStreamId, UpstreamStreamEvent)> {
         let count = self.upstream.len();
         for step in 0..count {
-            let (stream, state) = &mut self.upstream[(self.turn % count + step) % count];
+            let (stream, state) = &mut self.upstream[(self.turn as usize % count + step) % count];
             let is_driven = read || matches!(state, UpstreamStreamState::Opening(_));
             if is_driven && let Poll::Ready(event) = state.poll(cx) {
                 return Poll::Ready((*stream, event));
@@ -297,8 +322,12 @@ impl RunningWatchSession {
         Poll::Pending
     }
 
-    /// Takes every request that arrived with the stream's header. A write behind the stream waits until then.
+    /// Takes every request that arrived with the stream's header, unless the stream has ended meanwhile. A
+    /// write behind the stream waits until then.
     pub(super) fn take_first_requests(&mut self, start: &WatchStart) -> ControlFlow<SessionEnd> {
+        if let Some(refusal) = (&mut self.limits).now_or_never() {
+            return ControlFlow::Break(Some(refusal.status()));
+        }
         while self.reads_requests
             && self.ended.is_none()
             && self.hub.accepts_client()
@@ -316,10 +345,13 @@ impl RunningWatchSession {
                 let floor = &self.session.route.floor;
                 self.hub.raise_shown_revision(floor.cluster(), floor.revision());
                 let Some(message) = self.in_namespace(message) else {
-                    return ControlFlow::Break(Some(status(WatchStreamEnd::InvalidRequest)));
+                    return ControlFlow::Break(Some(WatchStreamEnd::InvalidRequest.status()));
                 };
                 let newest = self.hub.newest();
-                let input = self.session.gate.input(message);
+                let input = match &mut self.session.gate {
+                    Some(gate) => gate.input(message),
+                    None => HubInput::Client(message),
+                };
                 self.input(input);
                 if self.hub.newest() != newest && self.hub.is_unregistered(self.hub.newest()) {
                     self.starts.insert(self.hub.newest(), start.clone());
@@ -368,7 +400,7 @@ impl RunningWatchSession {
         }
         step(&mut self.hub, Instant::now(), &mut outputs);
         self.starts.retain(|watch, _| self.hub.is_unregistered(*watch));
-        if let Some(usage) = &self.session.gate.usage {
+        if let Some(usage) = self.session.gate.as_ref().and_then(|gate| gate.usage.as_ref()) {
             usage.keep(self.hub.watch_count());
         }
         if before.is_some() && before != self.hub.cluster() {
@@ -383,9 +415,11 @@ impl RunningWatchSession {
 
     /// Ends the watches that the caller's changed permissions do not permit any more.
     fn end_denied(&mut self) {
-        let Some(access) = self.session.gate.access.take() else { return };
+        let Some(access) = self.session.gate.as_mut().and_then(|gate| gate.access.take()) else { return };
         self.step(|hub, now, outputs| hub.end_denied(now, |create| access.permits_watch(create), outputs));
-        self.session.gate.access = Some(access);
+        if let Some(gate) = &mut self.session.gate {
+            gate.access = Some(access);
+        }
     }
 
     /// The earliest end of a stream's turn to be resumed. Applies also while upstream is unread because the
@@ -435,7 +469,7 @@ impl RunningWatchSession {
                     large.then(|| Box::new(self.session.route.share.hold(framed.len())) as Box<dyn Any>);
                 self.client.send(framed, keep);
             }
-            HubOutput::End(end) => self.end(status(end)),
+            HubOutput::End(end) => self.end(end.status()),
         }
     }
 
@@ -481,35 +515,8 @@ impl RunningWatchSession {
 
     fn check(&mut self, watch: WatchKey, stream: UpstreamStreamId, key: Bytes) {
         let Some(UpstreamStreamState::Open(source)) = self.state_of(stream) else { return };
-        let member = Arc::clone(source.member());
-        let WatchRoute { stream: route, floor, .. } = self.session.route.clone();
-        let reading = async move {
-            let shown = floor.revision();
-            let revealed = linearizable_revision(&route.upstream, &route.user, &member, &key).await;
-            if let Ok(whole) = &revealed {
-                floor.lower_to(shown, whole.revision);
-            }
-            let room = if matches!(revealed, Err(ReadError::NoRoom)) {
-                CheckConnection::None
-            } else {
-                CheckConnection::Found
-            };
-            let input = match revealed {
-                Ok(MemberRevision { header, revision }) => {
-                    HubInput::Checked { watch, stream, header, revision: Revision(revision) }
-                }
-                Err(ReadError::Login(failure)) => {
-                    HubInput::CheckFailed { watch, stream, why: login_loss(&failure) }
-                }
-                Err(ReadError::Refused(status)) if refuses_credential(&status) => {
-                    HubInput::CheckFailed { watch, stream, why: StreamLoss::Denied(status.cancel_reason()) }
-                }
-                Err(ReadError::Refused(_) | ReadError::Lost | ReadError::TooLarge | ReadError::NoRoom) => {
-                    HubInput::CheckFailed { watch, stream, why: StreamLoss::Upstream }
-                }
-            };
-            (input, room)
-        };
+        let check = RevisionCheck { watch, stream, key, member: Arc::clone(source.member()) };
+        let reading = check.read(self.session.route.clone());
         self.reads.get_or_insert_default().push(reading.boxed_local());
         self.gate.open();
     }
@@ -531,7 +538,9 @@ impl RunningWatchSession {
             }
             UpstreamStreamEvent::Came(BidiEvent::Message(message)) => {
                 self.tried.clear();
-                self.session.link.set_up();
+                if !std::mem::replace(&mut self.is_linked, true) {
+                    self.session.link.set_up();
+                }
                 let Some(message) = self.out_of_namespace(message) else { return self.give_up(stream) };
                 if self.deliver(stream, &message) {
                     return;
@@ -580,18 +589,11 @@ impl RunningWatchSession {
     }
 
     /// Marks the link as down if no upstream stream is open any more.
-    fn note_loss(&self) {
+    fn note_loss(&mut self) {
         if !self.upstream.iter().any(|(_, state)| matches!(state, UpstreamStreamState::Open(_))) {
+            self.is_linked = false;
             self.session.link.set_down();
         }
-    }
-}
-
-fn status(end: WatchStreamEnd) -> Status {
-    match end {
-        WatchStreamEnd::InvalidRequest => Refusal::not_canonical("not a WatchRequest").status(),
-        WatchStreamEnd::RevisionTooLarge => Refusal::REVISION_TOO_LARGE.status(),
-        WatchStreamEnd::Denied(_) => Refusal::INVALID_AUTH_TOKEN.status(),
     }
 }
 
@@ -602,6 +604,7 @@ mod tests {
     /// Each idle watch with a stream of its own holds a session.
     #[test]
     fn a_session_is_small() {
-        assert!(size_of::<RunningWatchSession>() <= 1024, "{}", size_of::<RunningWatchSession>());
+        // With the counts of its `Rc` and `RefCell` within a size class of the allocator.
+        assert!(size_of::<RunningWatchSession>() <= 1536 - 24, "{}", size_of::<RunningWatchSession>());
     }
 }

@@ -8,11 +8,15 @@ use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::ops::ControlFlow;
 use std::rc::{Rc, Weak};
+use std::task::{Poll, ready};
+
+use futures_util::future::LocalBoxFuture;
 
 use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_messages::RequestBody;
 use crate::downstream::watch_starts::WatchStart;
-use crate::watch::hub::WatchStreamReport;
+use crate::refusal::Refusal;
+use crate::watch::hub::{HubTiming, WatchStreamReport};
 use crate::watch::session_driver::{RunningWatchSession, WatchSession};
 
 /// A handle to a running session.
@@ -34,26 +38,44 @@ impl WatchSessionHandle {
     }
 }
 
-/// Begins a client's stream: the future serves the stream to its end. `first` stands for the creates that may
-/// have arrived with the stream's header.
-pub fn share(
-    session: WatchSession,
-    body: RequestBody,
-    client: ReplySender,
-    first: WatchStart,
-) -> (WatchSessionHandle, impl Future<Output = ()> + use<>) {
-    let running = Rc::new(RefCell::new(RunningWatchSession::new(session, body, client)));
-    let handle = WatchSessionHandle(Rc::downgrade(&running));
-    let mut first = Some(first);
-    let serve = async move {
-        let begun = first
-            .take()
-            .map_or(ControlFlow::Continue(()), |first| running.borrow_mut().take_first_requests(&first));
-        let end = match begun {
-            ControlFlow::Continue(()) => poll_fn(|cx| running.borrow_mut().poll(cx)).await,
-            ControlFlow::Break(end) => end,
-        };
-        running.borrow_mut().close(end);
-    };
-    (handle, serve)
+/// A client's stream before its work begins.
+pub struct SharedWatchSession(Rc<RefCell<RunningWatchSession>>);
+
+impl SharedWatchSession {
+    /// A stream with the request body `body` and the replies `client`.
+    #[must_use]
+    pub fn new(session: WatchSession, timing: HubTiming, body: RequestBody, client: ReplySender) -> Self {
+        Self(Rc::new(RefCell::new(RunningWatchSession::new(session, timing, body, client))))
+    }
+
+    /// A handle to the session.
+    #[must_use]
+    pub fn handle(&self) -> WatchSessionHandle {
+        WatchSessionHandle(Rc::downgrade(&self.0))
+    }
+
+    /// Serves the stream to its end, or until `limits` is over, and tells the client the reason. `start`
+    /// stands for the creates that may have arrived with the stream's header. `keep` is held until the end.
+    pub fn serve(
+        self,
+        start: WatchStart,
+        limits: LocalBoxFuture<'static, Refusal>,
+        keep: impl Sized,
+    ) -> impl Future<Output = ()> {
+        self.0.borrow_mut().set_limits(limits);
+        let mut start = Some(start);
+        // No async block: it would store its variables twice.
+        poll_fn(move |cx| {
+            let _keep = &keep;
+            let mut session = self.0.borrow_mut();
+            let begun =
+                start.take().map_or(ControlFlow::Continue(()), |start| session.take_first_requests(&start));
+            let end = match begun {
+                ControlFlow::Continue(()) => ready!(session.poll(cx)),
+                ControlFlow::Break(end) => end,
+            };
+            session.close(end);
+            Poll::Ready(())
+        })
+    }
 }

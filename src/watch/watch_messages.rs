@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use smallvec::SmallVec;
 
 use crate::rpc::canonical;
 use crate::rpc::scan::{self, WireFields, append_bytes_field, append_varint_field};
@@ -59,8 +60,8 @@ pub(super) struct ClientWatchCreate {
     pub(super) fragment: bool,
     /// Every field except the four fields replaced upstream.
     kept: Bytes,
-    /// The field `range_end` in `kept`, if the field means the end of the keyspace.
-    open_end: Option<Range<usize>>,
+    /// The field `range_end` in `kept`, if the field means the end of the keyspace. Boxed, as it is rare.
+    open_end: Option<Box<Range<usize>>>,
     /// Fields beside the union.
     beside: Bytes,
 }
@@ -73,9 +74,9 @@ pub(super) struct WatchResponseHeader {
     pub(super) revision: i64,
 }
 
-/// The newest header of a member, in memory of its own that is written again for each header.
+/// The newest header of a member, in memory that is written again for each header: inside, if of usual size.
 #[derive(Debug, Default)]
-pub(super) struct NewestHeader(Vec<u8>);
+pub(super) struct NewestHeader(SmallVec<[u8; 32]>);
 
 /// An event: the whole field, tag and length included.
 #[derive(Clone, Debug)]
@@ -172,7 +173,7 @@ impl ClientWatchCreate {
                     if number == 1 {
                         key = kept.len() - field.bytes()?.len()..kept.len();
                     } else if number == 2 && field.bytes()? == OPEN_END {
-                        create.open_end = Some(from..kept.len());
+                        create.open_end = Some(Box::new(from..kept.len()));
                     }
                 }
             }

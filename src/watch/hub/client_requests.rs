@@ -159,7 +159,7 @@ impl Hub {
             confirmed: false,
             events: 0,
         };
-        self.watches.insert(key, Box::new(watch));
+        self.watches.insert(key, watch);
         self.unsent.insert(key);
         self.pending.push_back(PendingClientRequest::Create(key));
     }

@@ -13,12 +13,50 @@ use super::{Hub, HubOutput, UpstreamStreamId, WatchKey, WatchPlacement};
 use crate::identity::Revision;
 use crate::watch::watch_messages::PlainEvents;
 
-/// The watches registered on an upstream stream.
-pub(super) type WatchesByUpstreamId = HashMap<i64, WatchKey, BuildHasherDefault<UpstreamIdHasher>>;
+/// The watches registered on an upstream stream, by their ids there. The first stands in `one`: most streams
+/// have no other.
+#[derive(Debug, Default)]
+pub(super) struct WatchesByUpstreamId {
+    one: Option<(i64, WatchKey)>,
+    others: HashMap<i64, WatchKey, BuildHasherDefault<UpstreamIdHasher>>,
+}
 
 /// Hashes the ids assigned by the hub: no client can choose ids that collide.
 #[derive(Debug, Default)]
-pub(super) struct UpstreamIdHasher(u64);
+struct UpstreamIdHasher(u64);
+
+impl WatchesByUpstreamId {
+    pub(super) fn get(&self, id: i64) -> Option<WatchKey> {
+        match self.one {
+            Some((one, key)) if one == id => Some(key),
+            _ => self.others.get(&id).copied(),
+        }
+    }
+
+    pub(super) fn contains(&self, id: i64) -> bool {
+        self.get(id).is_some()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.one.is_none() && self.others.is_empty()
+    }
+
+    /// Registers a watch under an id that is not in use.
+    pub(super) fn insert(&mut self, id: i64, key: WatchKey) {
+        if self.is_empty() {
+            self.one = Some((id, key));
+        } else {
+            self.others.insert(id, key);
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: i64) -> Option<WatchKey> {
+        match self.one.take_if(|(one, _)| *one == id) {
+            Some((_, key)) => Some(key),
+            None => self.others.remove(&id),
+        }
+    }
+}
 
 impl Hub {
     /// As [`Hub::deliver_directly`], with the client's message as an output. Returns false if the message was
@@ -46,7 +84,7 @@ impl Hub {
         }
         let events = PlainEvents::read(message).filter(|it| self.cluster_view.cluster == Some(it.cluster))?;
         let carrier = self.streams.get_mut(&stream)?;
-        let watch = self.watches.get_mut(carrier.ids.get(&events.watch_id)?)?;
+        let watch = self.watches.get_mut(&carrier.ids.get(events.watch_id)?)?;
         let (Some(watch_id), WatchPlacement::Upstream(_, incarnation)) = (watch.id, &mut watch.place) else {
             return None;
         };

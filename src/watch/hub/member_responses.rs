@@ -108,9 +108,9 @@ impl Hub {
         };
         stream.restoring -= usize::from(resumed);
         // Missing if the registration was given up meanwhile.
-        let Some(key) = stream.ids.get(&expected).copied() else { return };
+        let Some(key) = stream.ids.get(expected) else { return };
         if response.canceled {
-            stream.ids.remove(&expected);
+            stream.ids.remove(expected);
             self.refused(key, id, response);
         } else {
             self.accepted(key, id, response);
@@ -203,7 +203,7 @@ impl Hub {
         id: UpstreamStreamId,
         mut response: SplicedWatchResponse,
     ) -> Result<(), WatchStreamEnd> {
-        let Some(&key) = self.streams.get(&id).and_then(|stream| stream.ids.get(&response.watch_id)) else {
+        let Some(key) = self.streams.get(&id).and_then(|stream| stream.ids.get(response.watch_id)) else {
             return Ok(());
         };
         let Some(watch) = self.watches.get_mut(&key) else { return Ok(()) };
@@ -261,7 +261,7 @@ impl Hub {
     }
 
     fn canceled(&mut self, now: Instant, id: UpstreamStreamId, response: SplicedWatchResponse) {
-        let Some(&key) = self.streams.get(&id).and_then(|stream| stream.ids.get(&response.watch_id)) else {
+        let Some(key) = self.streams.get(&id).and_then(|stream| stream.ids.get(response.watch_id)) else {
             return;
         };
         let Some(watch) = self.watches.get_mut(&key) else { return };

@@ -199,7 +199,7 @@ impl World {
         let exact_refusals = progress_trusted || dice.one_in(2);
         let refuses_negative_start = late_created && dice.one_in(2);
         Self {
-            hub: Hub { limits: SMALL_LIMITS, ..Hub::new(now, timing) },
+            hub: Hub { limits: &SMALL_LIMITS, ..Hub::new(now, timing) },
             now,
             traits: WatchTraits {
                 progress_trusted,

@@ -123,7 +123,7 @@ impl Hub {
 
     fn ask_upstream(&mut self) {
         let mut asked = Vec::new();
-        for (id, stream) in &mut self.streams {
+        for (id, stream) in self.streams.iter_mut() {
             if stream.trusts_progress() && !stream.ids.is_empty() {
                 stream.progress_requests += 1;
                 asked.push(*id);
@@ -178,10 +178,10 @@ impl Hub {
         if response.watch_id == NO_WATCH {
             return self.stream_progressed(id, revision);
         }
-        let Some(key) = self.streams.get(&id).and_then(|stream| stream.ids.get(&response.watch_id)) else {
+        let Some(key) = self.streams.get(&id).and_then(|stream| stream.ids.get(response.watch_id)) else {
             return;
         };
-        let Some(watch) = self.watches.get_mut(key) else { return };
+        let Some(watch) = self.watches.get_mut(&key) else { return };
         let (Some(watch_id), WatchPlacement::Upstream(_, incarnation)) = (watch.id, &mut watch.place) else {
             return;
         };

@@ -97,7 +97,7 @@ impl Hub {
         if let Some(stream) = watch.place.stream().and_then(|id| self.streams.get_mut(&id)) {
             stream.waiting.remove(&key);
             if let WatchPlacement::Upstream(_, incarnation) = &watch.place {
-                stream.ids.remove(&incarnation.id);
+                stream.ids.remove(incarnation.id);
             }
         }
         self.held_bytes -= watch.cursor.held_bytes();
@@ -114,7 +114,7 @@ impl Hub {
     }
 
     /// Removes a watch for good, upstream too.
-    pub(super) fn withdraw(&mut self, key: WatchKey) -> Option<Box<HubWatch>> {
+    pub(super) fn withdraw(&mut self, key: WatchKey) -> Option<HubWatch> {
         let watch = self.watches.remove(&key)?;
         self.held_bytes -= watch.cursor.held_bytes();
         self.unsent.remove(&key);
@@ -129,7 +129,7 @@ impl Hub {
     pub(super) fn forget_upstream(&mut self, place: &WatchPlacement) {
         if let WatchPlacement::Upstream(id, incarnation) = place
             && let Some(stream) = self.streams.get_mut(id)
-            && stream.ids.remove(&incarnation.id).is_some()
+            && stream.ids.remove(incarnation.id).is_some()
         {
             self.send(*id, watch_messages::cancel_message(incarnation.id));
         }
@@ -185,7 +185,7 @@ impl Hub {
     fn open(&mut self, now: Instant, credential: StreamCredential) -> UpstreamStreamId {
         self.last_stream += 1;
         let stream = UpstreamStreamId(self.last_stream);
-        self.streams.insert(stream, Box::new(HubStream::new(credential)));
+        self.streams.insert(stream, HubStream::new(credential));
         let known = |key: &WatchKey| self.watches.get(key).is_some_and(|watch| watch.id.is_some());
         let resumes = self.unsent.iter().any(known);
         self.out.push(HubOutput::Open { stream, credential, attempt: self.attempt(now), resumes });
@@ -194,7 +194,7 @@ impl Hub {
 
     /// Gives up the oldest stream as if the stream had been lost; the watches move to newer streams.
     pub(super) fn retire_oldest(&mut self) {
-        let Some((&oldest, _)) = self.streams.first_key_value() else { return };
+        let Some(&oldest) = self.streams.keys().next() else { return };
         self.move_watches_off(oldest, StreamCredential::Current);
         self.out.push(HubOutput::Close { stream: oldest });
     }
@@ -241,7 +241,7 @@ impl Hub {
         self.last_upstream_id += 1;
         let mut upstream_id = self.last_upstream_id;
         if PlantedFault::ReusedUpstreamId.is_on() {
-            upstream_id = (1..).find(|id| !stream.ids.contains_key(id)).unwrap_or(upstream_id);
+            upstream_id = (1..).find(|id| !stream.ids.contains(*id)).unwrap_or(upstream_id);
         }
         stream.ids.insert(upstream_id, key);
         let resumed = watch.id.is_some();
@@ -342,7 +342,7 @@ impl Hub {
     fn step_back(&mut self, revision: i64) {
         self.cluster_view.step_back(revision);
         let (mut ended, mut begun) = (Vec::new(), Vec::new());
-        for (key, watch) in &mut self.watches {
+        for (key, watch) in self.watches.iter_mut() {
             let after = watch.create.start_revision.saturating_sub(1);
             let seen = watch.cursor.seen();
             if after > revision && after <= watch.shown_before && seen == 0 {

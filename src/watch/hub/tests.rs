@@ -37,7 +37,7 @@ const OLD: WatchTraits = WatchTraits {
 };
 
 /// Small, so that watches wait and events are cut in every run.
-pub(super) const SMALL_LIMITS: HubLimits = HubLimits { restoring: 3, fragment: 64, held: 16 << 10 };
+pub(super) static SMALL_LIMITS: HubLimits = HubLimits { restoring: 3, fragment: 64, held: 16 << 10 };
 
 const BAD_TOKEN: &str = "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token";
 const DENIED: &str = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
@@ -66,7 +66,7 @@ impl Bench {
             idle_progress: Some(Duration::from_secs(40)),
             progress_grace: Duration::from_secs(1),
         };
-        Self { hub: Hub { limits: SMALL_LIMITS, ..Hub::new(now, timing) }, now, cluster: 7, out: Vec::new() }
+        Self { hub: Hub { limits: &SMALL_LIMITS, ..Hub::new(now, timing) }, now, cluster: 7, out: Vec::new() }
     }
 
     /// A bench with a live watch, id 0 downstream and 1 upstream, from revision 5 on, on stream 1.
