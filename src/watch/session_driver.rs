@@ -90,7 +90,7 @@ pub(super) struct RunningWatchSession {
     tried: Vec<MemberId>,
     /// True once the client was sent a message.
     has_replied: bool,
-    /// True after `session.link` was set up, until it is set down.
+    /// As in `session.link`, which lies in memory of its own: an event does not touch the link.
     is_linked: bool,
     /// Watches "from now" not yet registered by a member: writes of the same connection wait behind them.
     starts: BTreeMap<WatchKey, WatchStart>,
@@ -99,7 +99,7 @@ pub(super) struct RunningWatchSession {
     ended: Option<Box<Status>>,
     /// Ready when a reason outside the stream ends the stream.
     limits: LocalBoxFuture<'static, Refusal>,
-    /// True if the caller has limits on its watches.
+    /// True if `session.gate` has limits of the caller: an event of most streams does not touch the gate.
     has_usage_limits: bool,
     /// Stands before the waits that are rarely over: limits, permissions, requests, reads and the timer.
     gate: WakeGate,
