@@ -4,8 +4,8 @@
 //! Invariant: the entry inside is the only one. A second entry moves both into a tree, where they stay.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-#[derive(Debug)]
 pub(super) struct InlineMap<K, V> {
     one: Option<(K, V)>,
     /// Values are boxed: a node of the tree has room for eleven entries.
@@ -85,6 +85,13 @@ impl<K: Ord, V> InlineMap<K, V> {
     }
 }
 
+/// As a map, wherever its entries are.
+impl<K: Ord + fmt::Debug, V: fmt::Debug> fmt::Debug for InlineMap<K, V> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_map().entries(self.iter()).finish()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -107,6 +114,7 @@ mod tests {
                         model.values_mut().for_each(|value| *value += 1);
                     }
                 }
+                prop_assert_eq!(format!("{map:?}"), format!("{model:?}"));
                 prop_assert_eq!(map.get(&key), model.get(&key));
                 prop_assert_eq!(map.get_mut(&key), model.get_mut(&key));
                 prop_assert_eq!(map.contains_key(&key), model.contains_key(&key));
