@@ -503,17 +503,17 @@ pub enum RealmSetting {
 /// Coordination of member maintenance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Maintenance {
-    /// Key prefix for coordinating maintenance between replicas, ending with a slash; `None` without
-    /// coordination.
+    /// Key prefix for coordinating maintenance between replicas, ending with a slash, if any.
     pub etcd_prefix: Option<Arc<str>>,
 }
 
 /// Settings of watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchSettings {
-    /// Interval for requesting the progress of idle watches: the earliest time, with twice this time as the
-    /// latest; `None` for no requests.
+    /// Shortest interval for requesting the progress of idle watches; `None` for no requests.
     pub idle_progress: Option<Duration>,
+    /// Number of equal watches on a shard that share an upstream watch; `None` for never.
+    pub share_from: Option<NonZeroUsize>,
     /// Bytes buffered by watch streams, over all shards.
     pub buffer: usize,
 }

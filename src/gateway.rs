@@ -101,6 +101,7 @@ use crate::upstream::send::UpstreamClient;
 use crate::usage::refusal_pace::RefusalPace;
 use crate::usage::register::UsageRegister;
 use crate::watch::budget;
+use crate::watch::feeds::WatchFeeds;
 
 /// Memory for the requests of blocked calls (Lock, Campaign, Observe), per shard: a name, a lease, perhaps a
 /// value each. The effective limit is never below a single request of the largest size.
@@ -163,6 +164,8 @@ pub struct Gateway {
     pub dismissed: Notify,
     /// Memory budget of this shard's watch streams.
     pub watch_budget: Rc<budget::WatchByteBudget>,
+    /// The shard's upstream watches shared by client streams.
+    pub watch_feeds: Rc<WatchFeeds>,
     /// Answers not yet read by this shard's clients.
     pub unread: Rc<UnreadAnswers>,
     /// The usage of peers, roles and listeners, and the pressure on the cluster, for all shards.
@@ -397,6 +400,11 @@ impl Gateway {
             active_streams: Rc::default(),
             clients: Rc::default(),
             dismissed: Notify::new(),
+            watch_feeds: WatchFeeds::new(
+                tasks.clone(),
+                Rc::clone(&watch_budget),
+                metrics.watch_feeds.clone(),
+            ),
             watch_budget,
             callers: CallerIdentification::new(Arc::clone(&sealer), identities),
             sealer,

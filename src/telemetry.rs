@@ -35,6 +35,7 @@ mod text;
 pub mod trace_sampling;
 pub mod unread_metrics;
 pub mod user_metrics;
+pub mod watch_feed_metrics;
 pub mod writer;
 
 use std::backtrace::{Backtrace, BacktraceStatus};

@@ -6,6 +6,10 @@
 pub mod access;
 pub mod budget;
 mod cursor;
+mod feed;
+pub mod feed_joins;
+mod feed_log;
+pub mod feeds;
 pub mod hub;
 pub mod limited_watches;
 pub mod planted_fault;
@@ -13,5 +17,6 @@ pub mod request_gate;
 mod revision_check;
 pub mod session_driver;
 pub mod shared_session;
+pub mod stream_state;
 pub mod upstream_stream;
 mod watch_messages;

@@ -154,7 +154,13 @@ impl Resolver<'_> {
             self.findings.fault(path, format!("must be 0s or at least {LEAST_IDLE:?}"));
         }
         let buffer = self.size("watch.buffer", watch.buffer, 512 * MIB, MIB..=1024 * GIB);
-        WatchSettings { idle_progress: Some(idle).filter(|idle| !idle.is_zero()), buffer }
+        let path = "watch.share_from";
+        let share_from = self.count(path, watch.share_from, 4, 0..=1_000_000);
+        if share_from == 1 {
+            self.findings.fault(path, "must be 0 or at least 2".to_owned());
+        }
+        let idle_progress = Some(idle).filter(|idle| !idle.is_zero());
+        WatchSettings { idle_progress, share_from: NonZeroUsize::new(share_from), buffer }
     }
 
     fn limits(&mut self, mut limits: toml_file::TomlLimits) -> Limits {
@@ -1018,6 +1024,8 @@ mod tests {
             ("limits", "connection_age = '25h'"),
             ("limits", "replay_buffer = '999999GiB'"),
             ("watch", "idle_progress = '1ms'"),
+            ("watch", "share_from = 1"),
+            ("watch", "share_from = 1000001"),
             ("watch", "idle_progress = '25h'"),
             ("watch", "buffer = '1KiB'"),
             ("cluster", "connect_timeout = '0s'"),

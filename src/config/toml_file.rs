@@ -396,6 +396,7 @@ pub(super) enum TomlRequireIdentity {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct TomlWatch {
     pub(super) idle_progress: Option<String>,
+    pub(super) share_from: Option<u32>,
     pub(super) buffer: Option<String>,
 }
 

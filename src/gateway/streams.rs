@@ -11,6 +11,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
 use http::HeaderMap;
 use tokio::time::sleep_until;
 
@@ -38,6 +39,7 @@ use crate::upstream::reopening_stream::StreamRoute;
 use crate::upstream::send::copy_forwarded_fields;
 use crate::watch::access::WatchAccess;
 use crate::watch::budget::WatchByteShare;
+use crate::watch::feed_joins::FeedJoins;
 use crate::watch::hub::HubTiming;
 use crate::watch::limited_watches::LimitedWatches;
 use crate::watch::request_gate::WatchRequestGate;
@@ -89,15 +91,15 @@ pub fn watch(
         resumed: gateway.metrics.watch_resumes.clone(),
         starts: Rc::clone(&client.watch_starts),
         link: Rc::clone(&link),
+        joins: config.watch.share_from.map(|least| FeedJoins::new(&gateway.watch_feeds, least.get())),
         namespace: caller.namespace().cloned(),
-        gate: WatchRequestGate {
+        gate: Box::new(WatchRequestGate {
             access: registration
                 .permits()
                 .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
             usage: call.record.usage().map(|usage| Box::new(LimitedWatches::new(Rc::clone(usage)))),
             observer: audited_request::watch_observer(call, caller, registration.permits()),
-        }
-        .boxed(),
+        }),
     };
     let shared = SharedWatchSession::new(session, timing, body, replies);
     registration.set_work(StreamWork::Watch(shared.handle()));
@@ -237,7 +239,7 @@ fn limits(
 fn within(
     limited: impl Future<Output = Refusal>,
     replies: ReplySender,
-    mut run: impl Future<Output = ()> + Unpin,
+    mut run: LocalBoxFuture<'static, ()>,
     keep: impl Sized,
 ) -> impl Future<Output = ()> {
     let mut limited = Box::pin(limited);

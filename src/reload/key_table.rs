@@ -145,8 +145,8 @@ const KEYS: &[KeyRow] = &[
     compared(Reload(InForce), &["advertise", "listener.client_urls"], |was, is| {
         was.advertise == is.advertise
     }),
-    compared(Reload(InForce), &["watch.idle_progress"], |was, is| {
-        was.watch.idle_progress == is.watch.idle_progress
+    compared(Reload(InForce), &["watch.idle_progress", "watch.share_from"], |was, is| {
+        (was.watch.idle_progress, was.watch.share_from) == (is.watch.idle_progress, is.watch.share_from)
     }),
     compared(Reload(InForce), &["drain"], |was, is| was.drain == is.drain),
     compared(Reload(InForce), &["log.access", "log.slow", "log.sample", "log.keys"], |was, is| {

@@ -35,7 +35,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
             max_age: current.revocation.max_age,
         }),
         maintenance: read.maintenance,
-        watch: WatchSettings { idle_progress: read.watch.idle_progress, buffer: current.watch.buffer },
+        watch: WatchSettings { buffer: current.watch.buffer, ..read.watch },
         limits: in_force_of_limits(&current.limits, read.limits),
         admin: current.admin.clone(),
         audit: current.audit.clone(),

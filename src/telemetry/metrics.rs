@@ -35,6 +35,7 @@ use crate::telemetry::rest_metrics::RestLabels;
 use crate::telemetry::single_label::{SingleLabel, one};
 use crate::telemetry::unread_metrics::UnreadMetrics;
 use crate::telemetry::user_metrics::UserMetrics;
+use crate::telemetry::watch_feed_metrics::WatchFeedMetrics;
 
 /// Prefix of every metric's name.
 const PREFIX: &str = "keyward";
@@ -113,6 +114,8 @@ pub struct Metrics {
     pub tries: TryMetrics,
     /// Upstream watch streams opened to resume an ended stream.
     pub watch_resumes: Counter,
+    /// Upstream watches shared by several client streams, and their readers.
+    pub watch_feeds: WatchFeedMetrics,
     /// Bytes held by watch streams: incomplete revisions, and events not yet read by clients.
     pub watch_held_bytes: Gauge,
     /// Upstream keepalive streams opened to resume an ended stream.
@@ -260,6 +263,7 @@ impl Metrics {
         let members_unverified = registered(&mut registry, "members_unverified", help);
         let revocation_entries =
             registered(&mut registry, "revocation_entries", "Users and sessions revoked");
+        let watch_feeds = WatchFeedMetrics::registered(&mut registry);
         let watch_held_bytes = registered(&mut registry, "watch_held_bytes", "Bytes that watch streams hold");
         let help = "Open connections with a user's certificate";
         let certificate_connections = registered(&mut registry, "upstream_certificate_connections", help);
@@ -300,6 +304,7 @@ impl Metrics {
             retried,
             tries,
             watch_resumes,
+            watch_feeds,
             watch_held_bytes,
             keepalive_resumes,
             observe_resumes,

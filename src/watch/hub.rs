@@ -34,6 +34,7 @@ use super::watch_messages::{
 
 mod client_requests;
 mod direct_delivery;
+mod feed_watches;
 mod inline_map;
 mod member_responses;
 mod progress;
@@ -41,6 +42,7 @@ mod stream_assignment;
 mod watch_list;
 mod watch_traits;
 
+pub use feed_watches::FeedPosition;
 pub use watch_list::{ListedWatch, WatchStreamReport};
 pub use watch_traits::WatchTraits;
 
@@ -270,6 +272,8 @@ pub struct Hub {
     round: Option<progress::ProgressRound>,
     refresh_at: Option<Instant>,
     ended: bool,
+    /// True once progress could not be told because of feeds, see [`feed_watches`].
+    avoids_feeds: bool,
     out: Vec<HubOutput>,
 }
 
@@ -362,6 +366,8 @@ struct WatchRegistration {
 #[derive(Debug)]
 struct HubStream {
     credential: StreamCredential,
+    /// True for a feed, see [`feed_watches`].
+    is_feed: bool,
     /// Traits of the member, known once the stream is open.
     traits: Option<WatchTraits>,
     ids: direct_delivery::WatchesByUpstreamId,
@@ -439,6 +445,7 @@ impl Hub {
             round: None,
             refresh_at: timing.idle_progress.map(|idle| now + idle),
             ended: false,
+            avoids_feeds: false,
             out: Vec::new(),
         }
     }
@@ -572,6 +579,7 @@ impl HubStream {
     fn new(credential: StreamCredential) -> Self {
         Self {
             credential,
+            is_feed: false,
             traits: None,
             ids: direct_delivery::WatchesByUpstreamId::default(),
             waiting: BTreeSet::new(),

@@ -21,11 +21,15 @@ pub enum PlantedFault {
     ReusedId,
     /// An upstream id is used again on the same stream.
     ReusedUpstreamId,
+    /// A watch that joins a feed begins with the feed's next message.
+    JoinsAhead,
+    /// A feed's progress answer overtakes the messages before it.
+    HastyProgress,
 }
 
 impl PlantedFault {
     /// Every planted fault.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::ResumeAtHeader,
         Self::OneLate,
         Self::OneEarly,
@@ -33,6 +37,8 @@ impl PlantedFault {
         Self::DoubledCreated,
         Self::ReusedId,
         Self::ReusedUpstreamId,
+        Self::JoinsAhead,
+        Self::HastyProgress,
     ];
 
     /// True if the fault is active.

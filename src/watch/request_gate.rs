@@ -24,13 +24,6 @@ pub struct WatchRequestGate {
 }
 
 impl WatchRequestGate {
-    /// The gate in memory of its own; `None` for a gate that permits everything and tells nobody.
-    #[must_use]
-    pub fn boxed(self) -> Option<Box<Self>> {
-        let is_open = self.access.is_none() && self.usage.is_none() && self.observer.is_none();
-        (!is_open).then(|| Box::new(self))
-    }
-
     /// The hub's input for a request of the client.
     pub fn input(&mut self, message: Bytes) -> HubInput {
         let is_permitted = self.access.as_ref().is_none_or(|access| access.permits(&message));

@@ -26,7 +26,7 @@ use crate::byte_account::HeldBytes;
 use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_messages::{ClientRequestItem, RequestBody, RequestMessages};
 use crate::downstream::watch_starts::{WatchStart, WatchStarts};
-use crate::identity::{MemberId, Revision};
+use crate::identity::MemberId;
 use crate::members::choose::MemberTarget;
 use crate::members::cluster_outage::UpstreamLink;
 use crate::refusal::{Refusal, Status};
@@ -38,6 +38,7 @@ use crate::tasks::poll_timer::poll_timer;
 use crate::tasks::wake_gate::WakeGate;
 use crate::upstream::bidi::BidiEvent;
 use crate::watch::budget::{FREE, SMALL};
+use crate::watch::feed_joins::FeedJoins;
 use crate::watch::hub::{
     Hub, HubInput, HubOutput, HubTiming, StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd,
     WatchStreamReport,
@@ -45,9 +46,11 @@ use crate::watch::hub::{
 use crate::watch::limited_watches::WatchPauses;
 use crate::watch::request_gate::WatchRequestGate;
 use crate::watch::revision_check::{CheckConnection, RevisionCheck, RevisionRead};
-use crate::watch::upstream_stream::{
-    SourceOpenFailure, UpstreamStreamEvent, UpstreamStreamState, WatchRoute,
-};
+use crate::watch::stream_state::{UpstreamStreamEvent, UpstreamStreamState};
+use crate::watch::upstream_stream::{SourceOpenFailure, WatchRoute};
+use crate::watch::watch_messages::progress_message;
+
+mod feed_delivery;
 
 /// The surroundings of a Watch stream.
 pub struct WatchSession {
@@ -61,8 +64,10 @@ pub struct WatchSession {
     pub starts: Rc<WatchStarts>,
     /// The link state of this client stream: up while an upstream stream serves it.
     pub link: Rc<UpstreamLink>,
-    /// The decision on each request; `None` permits everything.
-    pub gate: Option<Box<WatchRequestGate>>,
+    /// The decision on each request.
+    pub gate: Box<WatchRequestGate>,
+    /// The feeds that the stream's watches may join; `None` if none may.
+    pub joins: Option<Box<FeedJoins>>,
     /// The caller's namespace: the hub holds creates with its prefix, and events without.
     pub namespace: Option<Arc<Namespace>>,
 }
@@ -87,7 +92,7 @@ pub(super) struct RunningWatchSession {
     reads: Option<Box<FuturesUnordered<RevisionRead>>>,
     /// Counts the bytes of unfinished revisions in the hub.
     unfinished: HeldBytes,
-    tried: Vec<MemberId>,
+    tried: Box<[MemberId]>,
     /// True once the client was sent a message.
     has_replied: bool,
     /// As in `session.link`, which lies in memory of its own: an event does not touch the link.
@@ -143,11 +148,11 @@ impl RunningWatchSession {
             reads_requests: true,
             unfinished: session.route.share.hold(0),
             limits: pending().boxed_local(),
-            has_usage_limits: session.gate.as_ref().is_some_and(|gate| gate.usage.is_some()),
+            has_usage_limits: session.gate.usage.is_some(),
             session,
             upstream: SmallVec::new(),
             reads: None,
-            tried: Vec::new(),
+            tried: Box::default(),
             has_replied: false,
             is_linked: false,
             starts: BTreeMap::new(),
@@ -232,10 +237,7 @@ impl RunningWatchSession {
 
     /// Most streams need not look into the gate.
     fn pauses(&mut self) -> WatchPauses {
-        match &mut self.session.gate {
-            Some(gate) if self.has_usage_limits => gate.pauses(),
-            _ => WatchPauses::NONE,
-        }
+        if self.has_usage_limits { self.session.gate.pauses() } else { WatchPauses::NONE }
     }
 
     fn poll_gated(&mut self, cx: &Context<'_>, quiet: bool, pauses: WatchPauses) -> Poll<GatedEvent> {
@@ -259,8 +261,7 @@ impl RunningWatchSession {
             if let Poll::Ready(refusal) = limits.poll_unpin(cx) {
                 return Poll::Ready(GatedEvent::Limit(refusal));
             }
-            let access = session.gate.as_ref().and_then(|gate| gate.access.as_ref());
-            if access.is_some_and(|access| access.take_change(cx)) {
+            if session.gate.access.as_ref().is_some_and(|access| access.take_change(cx)) {
                 return Poll::Ready(GatedEvent::PermissionChange);
             }
             if wanted.requests
@@ -296,6 +297,7 @@ impl RunningWatchSession {
             GatedEvent::Timer => {
                 let now = Instant::now();
                 if quiet && self.hub.next_deadline().is_some_and(|due| due <= now) {
+                    self.join_feeds();
                     self.input(HubInput::Tick);
                 }
                 self.end_turns(|_, _, until| until <= now);
@@ -348,10 +350,7 @@ impl RunningWatchSession {
                     return ControlFlow::Break(Some(WatchStreamEnd::InvalidRequest.status()));
                 };
                 let newest = self.hub.newest();
-                let input = match &mut self.session.gate {
-                    Some(gate) => gate.input(message),
-                    None => HubInput::Client(message),
-                };
+                let input = self.session.gate.input(message);
                 self.input(input);
                 if self.hub.newest() != newest && self.hub.is_unregistered(self.hub.newest()) {
                     self.starts.insert(self.hub.newest(), start.clone());
@@ -400,7 +399,7 @@ impl RunningWatchSession {
         }
         step(&mut self.hub, Instant::now(), &mut outputs);
         self.starts.retain(|watch, _| self.hub.is_unregistered(*watch));
-        if let Some(usage) = self.session.gate.as_ref().and_then(|gate| gate.usage.as_ref()) {
+        if let Some(usage) = &self.session.gate.usage {
             usage.keep(self.hub.watch_count());
         }
         if before.is_some() && before != self.hub.cluster() {
@@ -409,17 +408,18 @@ impl RunningWatchSession {
         for output in outputs {
             self.carry_out(output);
         }
+        if let Some(joins) = &mut self.session.joins {
+            joins.take_in(&self.hub, &self.session.route);
+        }
         self.unfinished.resize(self.hub.held().saturating_sub(FREE));
         self.end_turns(|hub, stream, _| hub.is_restored(stream));
     }
 
     /// Ends the watches that the caller's changed permissions do not permit any more.
     fn end_denied(&mut self) {
-        let Some(access) = self.session.gate.as_mut().and_then(|gate| gate.access.take()) else { return };
+        let Some(access) = self.session.gate.access.take() else { return };
         self.step(|hub, now, outputs| hub.end_denied(now, |create| access.permits_watch(create), outputs));
-        if let Some(gate) = &mut self.session.gate {
-            gate.access = Some(access);
-        }
+        self.session.gate.access = Some(access);
     }
 
     /// The earliest end of a stream's turn to be resumed. Applies also while upstream is unread because the
@@ -445,18 +445,21 @@ impl RunningWatchSession {
                 if resumes {
                     self.session.resumed.inc();
                 }
-                let opening = self.session.route.open(credential, attempt, self.tried.clone());
-                self.upstream.push((stream, UpstreamStreamState::Opening(opening)));
+                let opening = self.session.route.open(credential, attempt, self.tried.to_vec());
+                self.upstream.push((stream, UpstreamStreamState::Opening(Box::new(opening))));
             }
             HubOutput::Close { stream } => {
                 self.remove(stream);
                 self.note_loss();
             }
-            HubOutput::Send { stream, message } => {
-                if let Some(UpstreamStreamState::Open(source)) = self.state_of(stream) {
-                    source.send(&message);
+            HubOutput::Send { stream, message } => match self.state_of(stream) {
+                Some(UpstreamStreamState::Open(source)) => source.send(&message),
+                Some(UpstreamStreamState::Feed(reader)) if message == progress_message() => {
+                    reader.ask_progress();
                 }
-            }
+                // A feed goes on without the watch.
+                Some(UpstreamStreamState::Feed(_) | UpstreamStreamState::Opening(_)) | None => {}
+            },
             HubOutput::Check { watch, stream, key } => self.check(watch, stream, key),
             HubOutput::Emit(message) => {
                 if let Some(revision) = header::revision_of(&message) {
@@ -471,21 +474,6 @@ impl RunningWatchSession {
             }
             HubOutput::End(end) => self.end(end.status()),
         }
-    }
-
-    /// Passes on events in the steady state, without the hub's other steps: see [`Hub::deliver_directly`].
-    /// Returns false if the hub must handle the message.
-    fn deliver(&mut self, stream: UpstreamStreamId, message: &Bytes) -> bool {
-        if message.len() > DIRECT {
-            return false;
-        }
-        let (client, hub) = (&self.client, &mut self.hub);
-        let delivered =
-            client.send_written(message.len() + 16, |to| hub.deliver_directly(stream, message, to));
-        if let Some(Revision(revision)) = delivered {
-            self.note_reply(revision);
-        }
-        delivered.is_some()
     }
 
     /// Notes a response to the client with this revision in its header.
@@ -537,18 +525,26 @@ impl RunningWatchSession {
                 self.input(HubInput::Lost { stream, why });
             }
             UpstreamStreamEvent::Came(BidiEvent::Message(message)) => {
-                self.tried.clear();
+                self.tried = Box::default();
                 if !std::mem::replace(&mut self.is_linked, true) {
                     self.session.link.set_up();
                 }
                 let Some(message) = self.out_of_namespace(message) else { return self.give_up(stream) };
-                if self.deliver(stream, &message) {
-                    return;
+                if !self.deliver(stream, &message) {
+                    self.input(HubInput::Upstream { stream, message });
+                    if self.unfinished.bytes() > 0 && !self.session.route.share.fits() {
+                        self.give_up(stream);
+                    }
                 }
-                self.input(HubInput::Upstream { stream, message });
-                if self.unfinished.bytes() > 0 && !self.session.route.share.fits() {
-                    self.give_up(stream);
+                if FeedJoins::is_turn(self.turn) {
+                    self.join_feeds();
                 }
+            }
+            UpstreamStreamEvent::FeedEnd(failed) => {
+                self.try_member_last(failed);
+                self.remove(stream);
+                self.note_loss();
+                self.input(HubInput::Lost { stream, why: StreamLoss::Upstream });
             }
             UpstreamStreamEvent::TooMuch => self.give_up(stream),
             UpstreamStreamEvent::Came(BidiEvent::NoRoom) if self.refused_for_room() => {}
@@ -585,12 +581,14 @@ impl RunningWatchSession {
 
     fn try_member_last(&mut self, member: Option<MemberId>) {
         let WatchRoute { stream, home, .. } = &self.session.route;
-        stream.upstream.try_last(MemberTarget::Home(*home), &mut self.tried, member);
+        let mut tried = std::mem::take(&mut self.tried).into_vec();
+        stream.upstream.try_last(MemberTarget::Home(*home), &mut tried, member);
+        self.tried = tried.into_boxed_slice();
     }
 
     /// Marks the link as down if no upstream stream is open any more.
     fn note_loss(&mut self) {
-        if !self.upstream.iter().any(|(_, state)| matches!(state, UpstreamStreamState::Open(_))) {
+        if self.upstream.iter().all(|(_, state)| matches!(state, UpstreamStreamState::Opening(_))) {
             self.is_linked = false;
             self.session.link.set_down();
         }

@@ -47,51 +47,6 @@ const APART: Duration = Duration::from_millis(1);
 /// stuck.
 const STANDING: Duration = Duration::from_secs(1);
 
-/// The present state of an upstream stream.
-pub enum UpstreamStreamState {
-    /// A member is being looked for.
-    Opening(WatchSourceOpening),
-    /// Messages can be sent.
-    Open(Box<WatchSource>),
-}
-
-impl UpstreamStreamState {
-    /// The end of the stream's turn to be resumed, once it is open.
-    #[must_use]
-    pub fn turn_ends(&self) -> Option<Instant> {
-        match self {
-            Self::Opening(_) => None,
-            Self::Open(source) => source.turn_ends(),
-        }
-    }
-
-    /// The next event. Cancel-safe.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<UpstreamStreamEvent> {
-        match self {
-            Self::Opening(opening) => opening.as_mut().poll(cx).map(|opened| match opened {
-                Ok(source) => UpstreamStreamEvent::Opened(Box::new(source)),
-                Err(failed) => UpstreamStreamEvent::Failed(failed),
-            }),
-            Self::Open(source) => source.poll_next(cx).map(|next| match next {
-                Ok(next) => UpstreamStreamEvent::Came(next),
-                Err(UnfinishedMessageTooLarge) => UpstreamStreamEvent::TooMuch,
-            }),
-        }
-    }
-}
-
-/// An event of an upstream stream.
-pub enum UpstreamStreamEvent {
-    /// The stream is open.
-    Opened(Box<WatchSource>),
-    /// The stream could not be opened.
-    Failed(SourceOpenFailure),
-    /// A message of the member, or the stream's end.
-    Came(BidiEvent),
-    /// An unfinished message of the member exceeds its limit.
-    TooMuch,
-}
-
 /// The requirements for opening a stream.
 #[derive(Clone)]
 pub struct WatchRoute {

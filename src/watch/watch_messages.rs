@@ -141,8 +141,13 @@ impl ClientWatchCreate {
         end.and_then(|end| end.bytes().ok()).unwrap_or_default()
     }
 
+    /// True if the request has no fields beside the create.
+    pub(super) fn stands_alone(&self) -> bool {
+        self.beside.is_empty()
+    }
+
     /// The fields of the create, except for the fields replaced upstream.
-    pub(super) fn kept(&self) -> &[u8] {
+    pub(super) fn kept(&self) -> &Bytes {
         &self.kept
     }
 

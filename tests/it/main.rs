@@ -130,6 +130,8 @@ mod right_member;
 #[cfg(test)]
 mod secrets;
 #[cfg(test)]
+mod shared_watches;
+#[cfg(test)]
 mod slow_watchers;
 #[cfg(test)]
 mod sockets;

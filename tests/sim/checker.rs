@@ -4,6 +4,7 @@
 //! each once, whole revisions, true previous values, progress that hides nothing, a true end; one Created per create in
 //! request order, etcd's ids, real headers. Must not know: Keyward, members, how the answers came about.
 
+use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use keyward::pb::etcdserverpb::WatchResponse;
@@ -26,6 +27,9 @@ pub(crate) type Checked = Result<(), String>;
 pub(crate) struct Asked {
     /// Unlike any other's in the run.
     pub(crate) serial: u64,
+    /// The serial of the first create that a member cannot tell from this one.
+    pub(crate) form: u64,
+    pub(crate) range_end: Bytes,
     pub(crate) wanted: Wanted,
     pub(crate) id: i64,
     pub(crate) start: i64,
@@ -48,10 +52,12 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) truth: &'a Truth,
     pub(crate) terms: u64,
     pub(crate) members: usize,
-    /// Refusals of a create since it was last let in, by serial: how often, and the last one's words.
+    /// Refusals of a create since it was last let in, by form: how often, and the last one's words.
     pub(crate) refusals: &'a BTreeMap<u64, Refused>,
     /// Creates and revisions whose events some member sent without previous values.
     pub(crate) without_previous: &'a BTreeSet<(u64, i64)>,
+    /// Whether watches of one form may share an upstream watch.
+    pub(crate) shares: bool,
     /// Whether every member tells refusals exactly (V6, V7).
     pub(crate) exact: Exact,
     pub(crate) auth: bool,
@@ -70,6 +76,8 @@ pub(crate) enum Exact {
 pub(crate) struct Refused {
     pub(crate) times: u32,
     pub(crate) reason: String,
+    /// Of all creates of the form: where watches share an upstream watch, the last may be the shared one's.
+    pub(crate) reasons: BTreeSet<String>,
     /// Whether the last one came from a member that says so exactly.
     pub(crate) exact: bool,
     /// When the stream of the first one was opened, and when the token of the last one had last been seen to be good.
@@ -328,9 +336,10 @@ impl Checker {
     /// A refusal is told only after a fresh credential was tried where one might have helped.
     fn check_refusal(&mut self, around: &Surroundings<'_>, asked: &Asked, reason: &str) -> Checked {
         let none = Refused::default();
-        let refused = around.refusals.get(&asked.serial).unwrap_or(&none);
+        let refused = around.refusals.get(&asked.form).unwrap_or(&none);
         ensure(refused.times > 0, || format!("{reason:?}, but no member refused {asked:?}"))?;
-        ensure(refused.reason == reason, || format!("{reason:?} is not what a member said: {refused:?}"))?;
+        let is_said = if around.shares { refused.reasons.contains(reason) } else { refused.reason == reason };
+        ensure(is_said, || format!("{reason:?} is not what a member said: {refused:?}"))?;
         let curable = reason.contains("invalid auth token") || !refused.exact;
         let enough = !curable || (refused.times >= 2 && (!around.auth || refused.proof > refused.first));
         ensure(enough, || format!("{reason:?} told after {refused:?} of {asked:?}"))?;
@@ -526,7 +535,7 @@ impl Seen {
             let none = history.before(event).is_none();
             let made = !is_delete(event) && kv.create_revision == kv.mod_revision;
             let lost = history.store.compacted() >= kv.mod_revision
-                || around.without_previous.contains(&(self.asked.serial, kv.mod_revision));
+                || around.without_previous.contains(&(self.asked.form, kv.mod_revision));
             return ensure(!self.asked.prev_kv || none || made || lost, || {
                 "the previous value is missing".to_owned()
             });

@@ -121,6 +121,8 @@ pub(crate) struct Cluster {
     /// so that come between the two halves of a create.)
     pub(crate) without_previous: BTreeSet<(u64, i64)>,
     let_in: BTreeSet<u64>,
+    /// Whether watches of one form may share an upstream watch. Who of them was refused, nobody can tell then.
+    pub(crate) shares: bool,
     next_number: u64,
     pub(crate) counts: Counts,
     pub(crate) violation: Option<String>,
@@ -161,6 +163,7 @@ impl Cluster {
             refusals: BTreeMap::new(),
             without_previous: BTreeSet::new(),
             let_in: BTreeSet::new(),
+            shares: false,
             next_number: 0,
             counts: Counts::default(),
             violation: None,
@@ -433,9 +436,10 @@ impl Cluster {
             for carried in self.streams.values_mut() {
                 carried.let_in.retain(|let_in| *let_in != serial);
             }
-            refused.proof = proof;
+            refused.proof = if self.shares { proof.max(refused.proof) } else { proof };
             refused.reason.clone_from(&response.cancel_reason);
-            refused.exact = exact;
+            refused.reasons.insert(response.cancel_reason.clone());
+            refused.exact = exact || (self.shares && refused.exact);
         }
     }
 
@@ -443,7 +447,7 @@ impl Cluster {
     pub(crate) fn settled(&mut self) {
         for carried in self.streams.values_mut().filter(|carried| carried.out.is_empty()) {
             for serial in carried.let_in.drain(..) {
-                if self.refusals.remove(&serial).is_some() {
+                if !self.shares && self.refusals.remove(&serial).is_some() {
                     self.counts.one(What::Healed);
                 }
             }

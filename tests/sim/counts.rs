@@ -37,10 +37,11 @@ pub(crate) enum What {
     HalfCloses,
     Late,
     Pieces,
+    Joins,
 }
 
 /// Each with its words, and its floor in a thousand seeds.
-const ROWS: [(What, &str, u64); 30] = [
+const ROWS: [(What, &str, u64); 31] = [
     (What::Events, "events checked", 20_000),
     (What::Revisions, "revisions written", 10_000),
     (What::Creates, "creates", 4_000),
@@ -71,6 +72,7 @@ const ROWS: [(What, &str, u64); 30] = [
     (What::HalfCloses, "half-closed streams", 50),
     (What::Late, "clients that came late", 100),
     (What::Pieces, "fragments told to clients that asked for them", 3),
+    (What::Joins, "watches that joined a shared upstream watch", 300),
 ];
 
 /// How often each of [`What`] happened.

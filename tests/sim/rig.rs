@@ -40,7 +40,7 @@ pub(crate) struct Keyward {
     serving: ShardService,
     pub(crate) members: MembersHandle,
     pub(crate) tasks: Tasks,
-    _running: Running,
+    running: Running,
     changes: ChangeSender,
     hints: mpsc::Receiver<MembershipHint>,
     /// Whether members have said for long enough that there is no leader, and whether none was there for long enough.
@@ -72,6 +72,7 @@ impl Keyward {
         cluster: u64,
         auth: AuthSetting,
         seed: u64,
+        shares: bool,
         tasks: &Tasks,
     ) -> Self {
         let addresses: Arc<[Address]> = members.iter().map(|(address, _)| address.clone()).collect();
@@ -93,7 +94,7 @@ impl Keyward {
         channels.store(Arc::new(all));
         let connector = Connector::over(dial(Arc::clone(&addresses)), None, Duration::from_secs(2));
         let source = MemberSource::Published(handle.clone(), channels);
-        let running = app::build(&configuration(), connector, source, tasks);
+        let running = app::build(&configuration(shares), connector, source, tasks);
         let running = running.unwrap_or_else(|error| panic!("{error}"));
         running.ready.send_replace(true);
         let serving = ShardService::with_chooser(running.parts.clone(), MemberChooser::seeded(seed));
@@ -101,11 +102,16 @@ impl Keyward {
             serving,
             members: handle,
             tasks: tasks.clone(),
-            _running: running,
+            running,
             changes,
             hints,
             lacked: Cell::default(),
         }
+    }
+
+    /// The watches that joined an upstream watch of several clients.
+    pub(crate) fn joins(&self) -> u64 {
+        self.running.parts.metrics.watch_feeds.joins.get()
     }
 
     /// A byte stream to Keyward.
@@ -166,9 +172,9 @@ pub(crate) fn with_readiness(
 }
 
 /// Read once: a run needs no file of its own. Tokens die when the world says so: their TTL is longer than any run.
-fn configuration() -> Arc<config::Config> {
-    static READ: OnceLock<Arc<config::Config>> = OnceLock::new();
-    Arc::clone(READ.get_or_init(|| {
+fn configuration(shares: bool) -> Arc<config::Config> {
+    static READ: OnceLock<[Arc<config::Config>; 2]> = OnceLock::new();
+    let read = |share_from: u32| {
         let folder = tempfile::tempdir().expect("a folder");
         let password = folder.path().join("password");
         std::fs::write(&password, "right").expect("written");
@@ -176,12 +182,13 @@ fn configuration() -> Arc<config::Config> {
             "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\ndefault_user = \"sim\"\n\
              [cluster]\nendpoints = [\"http://127.0.0.1:1\"]\ntoken_ttl = \"24h\"\n\
              [[user]]\nname = \"sim\"\npassword_file = {password:?}\n\
-             [log]\naccess = 'off'\n"
+             [watch]\nshare_from = {share_from}\n[log]\naccess = 'off'\n"
         );
         let path = folder.path().join("keyward.toml");
         std::fs::write(&path, text).expect("written");
         Arc::new(config::load(&path).unwrap_or_else(|faults| panic!("{faults:?}")).0)
-    }))
+    };
+    Arc::clone(&READ.get_or_init(|| [read(0), read(2)])[usize::from(shares)])
 }
 
 fn published(id: MemberId, version: Version) -> membership::Member {

@@ -112,6 +112,7 @@ pub(crate) fn run(seed: u64) -> Outcome {
             counts.add(&watcher.checker.counts);
         }
         counts.add(&world.gone_counts);
+        counts.more(What::Joins, world.keyward.joins());
         let trace = std::mem::take(&mut cluster.trace);
         drop(cluster);
         Outcome { counts, violation: result.err(), trace }
@@ -142,15 +143,7 @@ impl World {
     async fn new(seed: u64, tasks: &Tasks) -> Self {
         let mut dice = Dice::new(seed);
         let flavors = flavors(&mut dice);
-        // Where a version forgets to tell a compaction through a full channel, its channel is never full: what etcd
-        // itself loses is not ours to check.
-        let small = flavors.iter().all(|flavor| flavor.compaction_always_told) && dice.one_in(2);
-        let limits = Limits {
-            channel: if small { 2 + dice.below(8) } else { 128 },
-            control: 16,
-            revisions: 2 + dice.below(4),
-            fragment: dice.pick(&[120, 200, 400, 2 << 20]),
-        };
+        let limits = limits(&mut dice, &flavors);
         let mut nodes = Vec::new();
         let mut addresses = Vec::new();
         let mut dialled = Vec::new();
@@ -177,9 +170,13 @@ impl World {
             tasks.spawn("simulated address", accept).detach();
         }
         let known = if auth { AuthSetting::On } else { AuthSetting::Off };
-        let keyward = Keyward::before(&addresses, CLUSTER, known, dice.next(), tasks);
+        let shares = seed.is_multiple_of(2);
+        cluster.borrow_mut().shares = shares;
+        let keyward = Keyward::before(&addresses, CLUSTER, known, dice.next(), shares, tasks);
         let large = dice.one_in(25);
-        let late = (0..1 + dice.below(3)).map(|at| if at == 0 { 0 } else { dice.below(80) }).collect();
+        let late = (0..1 + dice.below(if shares { 7 } else { 3 }))
+            .map(|at| if at == 0 { 0 } else { dice.below(80) })
+            .collect();
         let mut world = Self {
             dice,
             cluster,
@@ -355,6 +352,7 @@ impl World {
                     members: MEMBERS,
                     refusals: &cluster.refusals,
                     without_previous: &cluster.without_previous,
+                    shares: cluster.shares,
                     exact,
                     auth: cluster.auth,
                 };
@@ -545,5 +543,22 @@ impl World {
             }
         }
         Ok(behind)
+    }
+}
+
+fn limits(dice: &mut Dice, flavors: &[Flavor]) -> Limits {
+    // Where a version forgets to tell a compaction through a full channel, its channel is never full: what etcd
+    // itself loses is not ours to check.
+    let always_told = flavors.iter().all(|flavor| flavor.compaction_always_told);
+    let small = always_told && dice.one_in(2);
+    Limits {
+        channel: match (small, always_told) {
+            (true, _) => 2 + dice.below(8),
+            (false, true) => 128,
+            (false, false) => 4096,
+        },
+        control: 16,
+        revisions: 2 + dice.below(4),
+        fragment: dice.pick(&[120, 200, 400, 2 << 20]),
     }
 }

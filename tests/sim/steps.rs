@@ -28,7 +28,12 @@ impl World {
     pub(crate) async fn act(&mut self) -> Result<(), String> {
         let watcher = self.dice.below(self.watchers.len().max(1));
         let has = watcher < self.watchers.len();
-        match self.dice.below(100) {
+        let mut step = self.dice.below(100);
+        // Watches come to share an upstream watch between two faults.
+        if self.cluster.borrow().shares && (52..87).contains(&step) && !self.dice.one_in(4) {
+            step = 0;
+        }
+        match step {
             0..28 => self.write(),
             28..38 if has => self.ask_create(watcher),
             38..43 if has => self.ask_cancel(watcher),
@@ -131,9 +136,17 @@ impl World {
         // Whoever is told of the large revision gets most of it.
         let (low, high) = if self.wide && !single { (0, KEYS.len() - 1) } else { (low, high) };
         self.serial += 1;
+        let range_end = match (single, open_end, inverted) {
+            (true, ..) => Bytes::new(),
+            (_, true, _) => Bytes::from_static(b"\0"),
+            (.., true) => key(KEYS[low]),
+            _ => key(KEYS[high] + 1),
+        };
         let filtered = self.dice.below(8);
-        let asked = Asked {
+        let mut asked = Asked {
             serial: self.serial,
+            form: self.serial,
+            range_end,
             wanted: Wanted {
                 low: KEYS[low],
                 high: if open_end { 0xff } else { KEYS[high] },
@@ -152,32 +165,31 @@ impl World {
             known,
             heard: self.heard_era(at, start),
         };
-        let range_end = match (single, open_end, inverted) {
-            (true, ..) => Bytes::new(),
-            (_, true, _) => Bytes::from_static(b"\0"),
-            (.., true) => key(KEYS[low]),
-            _ => key(KEYS[high] + 1),
-        };
-        let mut filters = vec![SERIALS + i32::try_from(asked.serial).unwrap_or(0)];
-        filters.extend(asked.wanted.no_put.then_some(0));
-        filters.extend(asked.wanted.no_delete.then_some(1));
-        let create = WatchCreateRequest {
-            key: key(asked.wanted.low),
-            range_end,
-            start_revision: asked.start,
-            progress_notify: asked.notify,
-            filters,
-            prev_kv: asked.prev_kv,
-            watch_id: asked.id,
-            fragment: asked.fragment,
-        };
+        self.take_form(&mut asked);
+        let create = create_of(&asked);
         let mut cluster = self.cluster.borrow_mut();
-        cluster.asked.insert(asked.serial, asked.clone());
+        cluster.asked.insert(asked.form, asked.clone());
         let name = self.watchers[at].name;
         cluster.note(|| format!("client {name} < {asked:?}"));
         drop(cluster);
         self.watchers[at].checker.creates(asked);
         self.say(at, RequestUnion::CreateRequest(create));
+    }
+
+    /// Where watches may share an upstream watch, most ask for what others have asked for.
+    fn take_form(&mut self, asked: &mut Asked) {
+        let cluster = self.cluster.borrow();
+        if !cluster.shares || self.dice.one_in(4) {
+            return;
+        }
+        let forms: Vec<u64> = cluster.asked.keys().copied().collect();
+        if let Some(like) = self.dice.maybe_pick(&forms).and_then(|form| cluster.asked.get(&form)) {
+            asked.form = like.form;
+            asked.range_end = like.range_end.clone();
+            asked.wanted = like.wanted.clone();
+            asked.prev_kv = like.prev_kv;
+            asked.inverted = like.inverted;
+        }
     }
 
     fn ask_cancel(&mut self, at: usize) {
@@ -416,5 +428,21 @@ impl World {
         for number in cluster.streams.keys().copied().collect::<Vec<_>>() {
             cluster.cut(number, Cut::Status(Code::Unavailable, "transport is closing"));
         }
+    }
+}
+
+fn create_of(asked: &Asked) -> WatchCreateRequest {
+    let mut filters = vec![SERIALS + i32::try_from(asked.form).unwrap_or(0)];
+    filters.extend(asked.wanted.no_put.then_some(0));
+    filters.extend(asked.wanted.no_delete.then_some(1));
+    WatchCreateRequest {
+        key: key(asked.wanted.low),
+        range_end: asked.range_end.clone(),
+        start_revision: asked.start,
+        progress_notify: asked.notify,
+        filters,
+        prev_kv: asked.prev_kv,
+        watch_id: asked.id,
+        fragment: asked.fragment,
     }
 }

@@ -41,6 +41,11 @@ impl WatchesByUpstreamId {
         self.one.is_none() && self.others.is_empty()
     }
 
+    /// All watches with their ids.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (i64, WatchKey)> {
+        self.one.iter().copied().chain(self.others.iter().map(|(id, key)| (*id, *key)))
+    }
+
     /// Registers a watch under an id that is not in use.
     pub(super) fn insert(&mut self, id: i64, key: WatchKey) {
         if self.is_empty() {
@@ -63,17 +68,18 @@ impl Hub {
     /// not delivered.
     pub(super) fn emit_directly(&mut self, stream: UpstreamStreamId, message: &[u8]) -> bool {
         let mut told = BytesMut::new();
-        let delivered = self.deliver_directly(stream, message, &mut told);
+        let delivered = self.deliver_directly(stream, None, message, &mut told);
         self.out.extend(delivered.map(|_| HubOutput::Emit(told.freeze())));
         delivered.is_some()
     }
 
     /// Delivers a response of whole new revisions to a watch that stands: appends the client's message to
     /// `to`, and returns the revision in its header. `None`, with everything unchanged, if the message needs
-    /// [`Hub::handle`].
+    /// [`Hub::handle`]. `watch` is a watch served by a feed; else the message names the watch.
     pub fn deliver_directly(
         &mut self,
         stream: UpstreamStreamId,
+        watch: Option<WatchKey>,
         message: &[u8],
         to: &mut BytesMut,
     ) -> Option<Revision> {
@@ -84,7 +90,8 @@ impl Hub {
         }
         let events = PlainEvents::read(message).filter(|it| self.cluster_view.cluster == Some(it.cluster))?;
         let carrier = self.streams.get_mut(&stream)?;
-        let watch = self.watches.get_mut(&carrier.ids.get(events.watch_id)?)?;
+        let named = || carrier.ids.get(events.watch_id).filter(|_| !carrier.is_feed);
+        let watch = self.watches.get_mut(&watch.or_else(named)?)?;
         let (Some(watch_id), WatchPlacement::Upstream(_, incarnation)) = (watch.id, &mut watch.place) else {
             return None;
         };

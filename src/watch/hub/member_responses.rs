@@ -33,7 +33,11 @@ impl Hub {
         if let Some(header) = &response.header {
             self.learn(id, header);
         }
-        if response.created {
+        let is_feed = self.streams.get(&id).is_some_and(|stream| stream.is_feed);
+        if is_feed && (response.created || response.canceled) {
+            // A feed passes on events and progress only.
+            self.abandon(now, id);
+        } else if response.created {
             self.created(now, id, response);
         } else if response.canceled {
             self.canceled(now, id, response);
@@ -42,7 +46,9 @@ impl Hub {
             if let Some(stream) = self.streams.get_mut(&id) {
                 stream.highest = stream.highest.max(revision);
             }
-            if !response.events.is_empty() {
+            if is_feed {
+                return self.feed_message(now, id, &response);
+            } else if !response.events.is_empty() {
                 return self.events(now, id, response);
             } else if revision > 0 {
                 self.progressed(id, revision, response);
@@ -197,7 +203,7 @@ impl Hub {
         self.check(key, id);
     }
 
-    fn events(
+    pub(super) fn events(
         &mut self,
         now: Instant,
         id: UpstreamStreamId,

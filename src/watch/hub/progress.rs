@@ -115,7 +115,10 @@ impl Hub {
         } else {
             // Under steady writes the streams never agree: move the watches onto fewer streams.
             round.tries = 0;
-            self.retire_oldest();
+            self.leave_feeds();
+            if self.streams.len() > 1 {
+                self.retire_oldest();
+            }
             self.assign_streams(now);
             self.send_creates();
         }

@@ -175,7 +175,8 @@ impl Hub {
 
     fn find_stream(&self, want: StreamRequirement) -> Option<UpstreamStreamId> {
         let fits = |id: UpstreamStreamId, stream: &HubStream| {
-            id > want.newer_than
+            !stream.is_feed
+                && id > want.newer_than
                 && (want.credential == StreamCredential::Current
                     || stream.credential == StreamCredential::Fresh)
         };
@@ -192,11 +193,16 @@ impl Hub {
         stream
     }
 
-    /// Gives up the oldest stream as if the stream had been lost; the watches move to newer streams.
+    /// Gives up the oldest stream; the watches move to newer streams.
     pub(super) fn retire_oldest(&mut self) {
         let Some(&oldest) = self.streams.keys().next() else { return };
-        self.move_watches_off(oldest, StreamCredential::Current);
-        self.out.push(HubOutput::Close { stream: oldest });
+        self.give_up(oldest);
+    }
+
+    /// Gives up a stream as if the stream had been lost.
+    pub(super) fn give_up(&mut self, stream: UpstreamStreamId) {
+        self.move_watches_off(stream, StreamCredential::Current);
+        self.out.push(HubOutput::Close { stream });
     }
 
     /// assigned → upstream.

@@ -46,6 +46,7 @@ const DUPLICATE: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 mod cancels;
 mod creates;
 mod direct;
+mod feeds;
 mod histories;
 mod progress;
 mod resumes;

@@ -33,8 +33,8 @@ impl DoctorInputs<'_> {
             let revision = revision.map_or_else(|| "REVISION".to_owned(), |revision| revision.to_string());
             let what = "the quota is used up: the whole cluster refuses writes";
             let fix = format!(
-                "etcdctl compact --physical {revision} && etcdctl defrag --cluster && etcdctl alarm disarm; then \
-                 auto-compaction"
+                "etcdctl compact --physical {revision} && etcdctl defrag --cluster && etcdctl alarm disarm; \
+                 then auto-compaction"
             );
             findings.error("alarm_nospace", about, what, fix);
         }

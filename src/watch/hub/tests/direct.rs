@@ -9,7 +9,7 @@ impl Bench {
     fn directly(&mut self, response: pb::WatchResponse) -> Option<(pb::WatchResponse, i64)> {
         let message = response.encode_to_vec();
         let mut to = BytesMut::from(&b"before"[..]);
-        let told = self.hub.deliver_directly(UpstreamStreamId(1), &message, &mut to);
+        let told = self.hub.deliver_directly(UpstreamStreamId(1), None, &message, &mut to);
         let written = to.split_off(6);
         assert_eq!(to, b"before"[..]);
         assert_eq!(told.is_none(), written.is_empty(), "all or nothing");
