@@ -31,6 +31,9 @@ access = "{access}"
 
 [runtime]
 shards = 1
+
+[watch]
+share_from = {share_from}
 """
 
 # https://www.envoyproxy.io/docs/envoy/latest/configuration/best_practices/edge, without the limits made for the
@@ -212,7 +215,7 @@ def start_bare(site, _, port):
     return argv, None, None
 
 
-def start_keyward(site, unique, port, access="slow"):
+def start_keyward(site, unique, port, access="slow", share_from=4):
     admin = free_port()
     probe = ""
     if site.login:
@@ -220,7 +223,7 @@ def start_keyward(site, unique, port, access="slow"):
         password.chmod(0o600)
         probe = f'probe = {{ user = "keyward", password_file = "{password.name}" }}\n'
     tls = f'tls = {{ cert = "{site.tls}/server.crt", key = "{site.tls}/server.key" }}\n' if site.tls else ""
-    config = KEYWARD.format(listen=port, member=site.member.port, admin=admin, probe=probe, access=access, tls=tls)
+    config = KEYWARD.format(listen=port, member=site.member.port, admin=admin, probe=probe, access=access, tls=tls, share_from=share_from)
     argv = [site.options.folder / "keyward", "serve", "--config", site.write(f"{unique}.toml", config)]
 
     def ready():
@@ -238,6 +241,10 @@ def start_keyward_without_log(site, unique, port):
 
 def start_keyward_with_whole_log(site, unique, port):
     return start_keyward(site, unique, port, access="all")
+
+
+def start_keyward_unshared(site, unique, port):
+    return start_keyward(site, unique, port, share_from=0)
 
 
 def start_keyward_unread(site, unique, port):
@@ -318,6 +325,7 @@ STARTS = {
     "keyward": start_keyward,
     "keyward-nolog": start_keyward_without_log,
     "keyward-logall": start_keyward_with_whole_log,
+    "keyward-unshared": start_keyward_unshared,
     "keyward-unread": start_keyward_unread,
     "envoy": start_envoy,
     "nginx": start_nginx,

@@ -22,7 +22,8 @@ class RowList(list):
         self.options = options
 
     def add(self, name, group, measure, site="canned", unit="µs/call", fresh=False, peers=None):
-        chosen = [peer for peer in ["direct", *self.options.peers] if peers is None or peer in peers]
+        chosen = [peer for peer in ["direct", *self.options.peers]
+                  if (peers is None or peer in peers) and (group == "watch" or peer != "keyward-unshared")]
         if group in self.options.rows:
             self.append(Row(name, group, site, unit, fresh, chosen, measure))
 

@@ -66,8 +66,8 @@ impl FeedJoins {
         }
     }
 
-    /// True for the numbers of events after which a stream tries: often at the beginning, rarely later. An odd
-    /// distance: the messages of two streams may alternate.
+    /// True for the numbers of events after which a stream tries: often at the beginning, rarely later. The
+    /// distance is odd, since the messages of two streams may alternate.
     pub(super) fn is_turn(events: u32) -> bool {
         events.is_power_of_two() || events.is_multiple_of(61)
     }

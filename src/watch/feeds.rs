@@ -79,8 +79,8 @@ struct OpenFeed {
     _task: TaskHandle,
 }
 
-/// Drives a feed, and ends the feed with the task, also after a panic: readers must not wait for ever. The feed
-/// counts as open until then.
+/// Drives a feed, and ends the feed with the task, also after a panic: readers must not wait for ever. The
+/// feed counts as open until then.
 struct FeedDriver {
     feed: Rc<Feed>,
     shown: Gauge,
