@@ -32,6 +32,8 @@ struct Shape {
     connections: usize,
     streams: usize,
     watches: usize,
+    /// All watches are of one key: they share a watch at etcd on each shard of Keyward.
+    shared: bool,
 }
 
 impl Shape {
@@ -46,12 +48,17 @@ fn shapes() -> Vec<Shape> {
     if full() {
         let connections = 50;
         vec![
-            Shape { connections, streams: 1, watches: 100 },
-            Shape { connections, streams: 100, watches: 1 },
-            Shape { connections: 1, streams: 1, watches: 5000 },
+            Shape { connections, streams: 1, watches: 100, shared: false },
+            Shape { connections, streams: 100, watches: 1, shared: false },
+            Shape { connections: 1, streams: 1, watches: 5000, shared: false },
+            Shape { connections, streams: 100, watches: 1, shared: true },
         ]
     } else {
-        vec![Shape { connections: 10, streams: 1, watches: 50 }]
+        let connections = 10;
+        vec![
+            Shape { connections, streams: 1, watches: 50, shared: false },
+            Shape { connections, streams: 20, watches: 1, shared: true },
+        ]
     }
 }
 
@@ -216,7 +223,8 @@ impl Scene {
                 for watch in first..first + shape.watches {
                     // From now, and from a revision on.
                     let from = if watch % 2 == 0 { 0 } else { start + 1 };
-                    stream.asks.create(watch_of(&key(watch), false, from));
+                    let key = key(if shape.shared { 0 } else { watch });
+                    stream.asks.create(watch_of(&key, false, from));
                 }
                 self.tasks.spawn("listens", listen(Rc::clone(&told), stream.says, first)).detach();
                 asks.push(stream.asks);
@@ -228,6 +236,23 @@ impl Scene {
         let carried = self.cluster.counter(self.leader, "etcd_debugging_mvcc_watcher_total", &[]).await;
         assert!(carried >= watches as f64, "the leader carries {carried} of {watches}");
         Watching { told, start, memory, _open: (connections, asks) }
+    }
+
+    /// Writes until all watches share a few watches at etcd.
+    async fn share(&self, shape: Shape, told: &Told) {
+        let writer = Connection::open(&self.tasks, self.cluster.address(self.leader)).await;
+        let joined = async || {
+            let revision = write(&writer).await.expect("a cluster that is whole takes writes");
+            told.until("an event", |told| told.all_reached(revision)).await;
+            let joins = self.keyward.metric("keyward_watch_feed_joins_total", &[]).await;
+            (joins >= shape.all() as f64).then_some(())
+        };
+        wait::until(LIMIT, "all watches are shared", joined).await;
+        let few = async || {
+            let carried = self.cluster.counter(self.leader, "etcd_debugging_mvcc_watcher_total", &[]).await;
+            (carried <= 8.0).then_some(())
+        };
+        wait::until(LIMIT, "etcd has a few watches", few).await;
     }
 
     /// Lets Keyward reach the other members, too.
@@ -282,6 +307,9 @@ impl Scene {
 async fn survives(version: &Version, shape: Shape) {
     let mut scene = Scene::start(version).await;
     let watching = scene.watch(shape).await;
+    if shape.shared {
+        scene.share(shape, &watching.told).await;
+    }
     scene.open_all().await;
     let resumes = scene.resumes().await;
     let (head, [taken, half, last]) = scene.kill(&watching.told).await;
