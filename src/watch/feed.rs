@@ -8,7 +8,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -89,6 +89,8 @@ struct LiveFeed {
     served: Duration,
     /// Since when the feed has no reader.
     unread_since: Option<Instant>,
+    /// Client streams ahead of the feed, to be woken by its next message.
+    ahead: Vec<Waker>,
 }
 
 /// The side of a client stream.
@@ -174,6 +176,19 @@ impl Feed {
         Some(live.position(state.traits, live.log.first()))
     }
 
+    /// Ready once the feed's member is known to have reached `revision`, or the feed has ended.
+    pub(super) fn poll_reached(&self, revision: i64, cx: &Context<'_>) -> Poll<()> {
+        let mut state = self.0.borrow_mut();
+        let is_open = state.stream.is_some();
+        match state.live.as_mut().filter(|live| is_open && live.proven < revision) {
+            Some(live) => {
+                live.ahead.push(cx.waker().clone());
+                Poll::Pending
+            }
+            None => Poll::Ready(()),
+        }
+    }
+
     /// Adds a reader of all events from revision `next` on.
     pub(super) fn reader(self: &Rc<Self>, next: i64, shown: &Gauge) -> Option<Box<FeedReader>> {
         let mut state = self.0.borrow_mut();
@@ -205,6 +220,7 @@ impl FeedState {
                 if self.received(&message).is_none() {
                     self.end(None);
                 }
+                self.live.iter_mut().for_each(LiveFeed::wake_ahead);
             }
             // No member is to blame for a lack of room.
             (Err(UnfinishedMessageTooLarge) | Ok(BidiEvent::NoRoom), _) => self.end(None),
@@ -241,6 +257,7 @@ impl FeedState {
         if let Some(live) = &mut self.live {
             live.served = live.since.elapsed();
             live.log.end();
+            live.wake_ahead();
         }
     }
 
@@ -311,12 +328,17 @@ impl LiveFeed {
             since: now,
             served: Duration::ZERO,
             unread_since: Some(now),
+            ahead: Vec::new(),
         })
     }
 
     fn push(&mut self, message: &Bytes, last: i64) {
         self.proven = self.proven.max(last);
         self.log.push(message, Some(last));
+    }
+
+    fn wake_ahead(&mut self) {
+        self.ahead.drain(..).for_each(Waker::wake);
     }
 
     fn position(&self, traits: WatchTraits, first: i64) -> FeedPosition {

@@ -4,6 +4,7 @@
 //! hub's), the messages. Invariant: a watch is first created on a stream of its client, under the client's
 //! own permissions, and joins a feed once it was told to the client.
 
+use std::future::poll_fn;
 use std::rc::Rc;
 
 use smallvec::SmallVec;
@@ -29,6 +30,22 @@ pub struct FeedJoins {
     watches: SmallVec<[(WatchKey, Rc<FeedRange>); 1]>,
     /// The place in `watches` at which the next call begins.
     turn: usize,
+    /// True while the client stream waits for a feed that is behind.
+    waits: bool,
+}
+
+/// A feed that is behind a watch.
+pub(super) struct FeedBehind {
+    feed: Rc<Feed>,
+    /// The revision that the watch has reached.
+    reached: i64,
+}
+
+impl FeedBehind {
+    /// Waits until the feed has caught up, or has ended.
+    pub(super) async fn caught_up(self) {
+        poll_fn(|cx| self.feed.poll_reached(self.reached, cx)).await;
+    }
 }
 
 /// A client stream that lets its watches join.
@@ -48,6 +65,7 @@ impl FeedJoins {
             last: WatchKey::NONE,
             watches: SmallVec::new(),
             turn: 0,
+            waits: false,
         })
     }
 
@@ -73,12 +91,14 @@ impl FeedJoins {
     }
 
     /// Lets watches join that can, and appends the hub's outputs. A call looks at a few watches, and begins
-    /// to open one feed at most.
-    pub(super) fn join(&mut self, stream: JoiningStream<'_>, out: &mut Vec<HubOutput>) {
+    /// to open one feed at most. Returns a feed to wait for before the next call, unless the client stream
+    /// waits already ([`FeedJoins::end_wait`]).
+    pub(super) fn join(&mut self, stream: JoiningStream<'_>, out: &mut Vec<HubOutput>) -> Option<FeedBehind> {
         let JoiningStream { hub, route, upstream } = stream;
         if !hub.may_join() {
-            return;
+            return None;
         }
+        let mut behind = None;
         for _ in 0..self.watches.len().min(LOOKS) {
             self.turn = (self.turn + 1) % self.watches.len();
             let (key, range) = &self.watches[self.turn];
@@ -89,7 +109,7 @@ impl FeedJoins {
             let Some(feed) = range.open_feed() else {
                 // Only for a watch that can read the feed.
                 if hub.has_room_for_feed() && range.begin_feed(route, || hub.feed_create(*key)) {
-                    return;
+                    return None;
                 }
                 continue;
             };
@@ -99,13 +119,27 @@ impl FeedJoins {
                 figures.joins.inc_by(u64::from(joined.is_some()));
                 continue;
             }
-            let Some(position) = feed.position().filter(|position| position.serves(next)) else { continue };
+            let Some(position) = feed.position() else { continue };
+            if !position.serves(next) {
+                let reached = next.saturating_sub(1);
+                behind =
+                    behind.or_else(|| (reached > position.proven).then_some(FeedBehind { feed, reached }));
+                continue;
+            }
             let Some(reader) = feed.reader(next, &figures.readers) else { continue };
             if let Some(stream) = hub.join_feed(Instant::now(), *key, None, position, out) {
                 upstream.push((stream, UpstreamStreamState::Feed(reader)));
                 figures.joins.inc();
             }
         }
+        let behind = behind.filter(|_| !self.waits);
+        self.waits |= behind.is_some();
+        behind
+    }
+
+    /// The wait for a feed is over.
+    pub(super) fn end_wait(&mut self) {
+        self.waits = false;
     }
 }
 

@@ -7,16 +7,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::future::LocalBoxFuture;
 
 use crate::identity::Revision;
 use crate::members::membership::Member;
 use crate::upstream::own_requests::{MemberRevision, ReadError, linearizable_revision};
 use crate::watch::hub::{HubInput, StreamLoss, UpstreamStreamId, WatchKey};
 use crate::watch::upstream_stream::{WatchRoute, login_loss, refuses_credential};
-
-/// A check in flight.
-pub(super) type RevisionRead = LocalBoxFuture<'static, (HubInput, CheckConnection)>;
 
 /// The outcome of a read: a connection was available, or a limit left no room.
 #[derive(Clone, Copy, PartialEq, Eq)]

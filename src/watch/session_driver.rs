@@ -45,12 +45,14 @@ use crate::watch::hub::{
 };
 use crate::watch::limited_watches::WatchPauses;
 use crate::watch::request_gate::WatchRequestGate;
-use crate::watch::revision_check::{CheckConnection, RevisionCheck, RevisionRead};
 use crate::watch::stream_state::{UpstreamStreamEvent, UpstreamStreamState};
 use crate::watch::upstream_stream::{SourceOpenFailure, WatchRoute};
 use crate::watch::watch_messages::progress_message;
 
 mod feed_delivery;
+mod finished_reads;
+
+use finished_reads::FinishedRead;
 
 /// The surroundings of a Watch stream.
 pub struct WatchSession {
@@ -89,7 +91,7 @@ pub(super) struct RunningWatchSession {
     /// In the order of opening; nearly always a single one.
     upstream: SmallVec<[(UpstreamStreamId, UpstreamStreamState); 1]>,
     /// `None` without a read: the set holds memory even when empty.
-    reads: Option<Box<FuturesUnordered<RevisionRead>>>,
+    reads: Option<Box<FuturesUnordered<LocalBoxFuture<'static, FinishedRead>>>>,
     /// Counts the bytes of unfinished revisions in the hub.
     unfinished: HeldBytes,
     tried: Box<[MemberId]>,
@@ -127,7 +129,7 @@ enum GatedEvent {
     Limit(Refusal),
     PermissionChange,
     Request(ClientRequestItem),
-    Read(HubInput, CheckConnection),
+    Read(FinishedRead),
     Timer,
 }
 
@@ -273,7 +275,7 @@ impl RunningWatchSession {
                 && let Some(all) = reads
             {
                 match all.poll_next_unpin(cx) {
-                    Poll::Ready(Some((input, room))) => return Poll::Ready(GatedEvent::Read(input, room)),
+                    Poll::Ready(Some(read)) => return Poll::Ready(GatedEvent::Read(read)),
                     Poll::Ready(None) => *reads = None,
                     Poll::Pending => {}
                 }
@@ -293,7 +295,7 @@ impl RunningWatchSession {
                 let start = self.session.starts.begin();
                 self.asked(asked, &start)?;
             }
-            GatedEvent::Read(input, room) => self.read(input, room),
+            GatedEvent::Read(read) => self.read(read),
             GatedEvent::Timer => {
                 let now = Instant::now();
                 if quiet && self.hub.next_deadline().is_some_and(|due| due <= now) {
@@ -376,12 +378,6 @@ impl RunningWatchSession {
         let Some(namespace) = &self.session.namespace else { return Some(message) };
         let spliced = namespace.splice_answer(self.session.route.stream.method, &message).ok()?;
         Some(spliced.map_or(message, |framed| framed.slice(PREFIX..)))
-    }
-
-    fn read(&mut self, input: HubInput, room: CheckConnection) {
-        if room == CheckConnection::Found || !self.refused_for_room() {
-            self.input(input);
-        }
     }
 
     fn input(&mut self, input: HubInput) {
@@ -499,14 +495,6 @@ impl RunningWatchSession {
     fn remove(&mut self, stream: UpstreamStreamId) -> Option<UpstreamStreamState> {
         let at = self.upstream.iter().position(|(id, _)| *id == stream)?;
         Some(self.upstream.remove(at).1)
-    }
-
-    fn check(&mut self, watch: WatchKey, stream: UpstreamStreamId, key: Bytes) {
-        let Some(UpstreamStreamState::Open(source)) = self.state_of(stream) else { return };
-        let check = RevisionCheck { watch, stream, key, member: Arc::clone(source.member()) };
-        let reading = check.read(self.session.route.clone());
-        self.reads.get_or_insert_default().push(reading.boxed_local());
-        self.gate.open();
     }
 
     fn event(&mut self, stream: UpstreamStreamId, event: UpstreamStreamEvent) {

@@ -300,9 +300,9 @@ fn four_watches_move_to_one_without_gap_and_without_double() {
         }
         feed.say(&created(FEED, 10)).await.expect("taken");
         settled().await;
-        // Three are ahead of the feed when they could move.
-        for (watcher, upstream) in watchers.iter_mut().zip(&mut own).skip(1) {
-            for revision in 11..=14 {
+        // Three are ahead of the feed when they could move, the fourth further than the others.
+        for (watcher, (upstream, last)) in watchers.iter_mut().zip(own.iter_mut().zip([10, 14, 14, 18])) {
+            for revision in 11..=last {
                 upstream.tell(revision).await;
                 assert_eq!(watcher.told().await, [revision]);
             }
@@ -312,6 +312,12 @@ fn four_watches_move_to_one_without_gap_and_without_double() {
             feed.say(&event(FEED, revision, 5)).await.expect("taken");
         }
         settled().await;
+        // The second and the third move once the feed has come as far as they.
+        for at in [1, 2] {
+            assert_eq!((watchers[at].told().await, watchers[at].told().await), (vec![15], vec![16]));
+            own[at].closed().await;
+        }
+        assert_eq!(site.figures(), (1, 2, 2));
         // The first is behind the feed: it takes the rest from there, and not from its own stream.
         for revision in 11..=13 {
             own[0].tell(revision).await;
@@ -319,34 +325,15 @@ fn four_watches_move_to_one_without_gap_and_without_double() {
         for revision in 11..=16 {
             assert_eq!(watchers[0].told().await, [revision]);
         }
-        // The second is a single revision behind.
-        for revision in 15..=17 {
-            own[1].tell(revision).await;
-        }
-        assert_eq!((watchers[1].told().await, watchers[1].told().await), (vec![15], vec![16]));
-        // The third is as far as the feed.
-        own[2].tell_all(&[15, 16]).await;
-        assert_eq!(watchers[2].told().await, [15, 16]);
-        // The fourth is ahead.
-        own[3].tell_all(&[15, 16, 17, 18]).await;
-        assert_eq!(watchers[3].told().await, [15, 16, 17, 18]);
-        for upstream in &mut own[..3] {
-            upstream.closed().await;
-        }
+        own[0].closed().await;
         assert_eq!(site.figures(), (1, 3, 3));
-        for revision in 17..=30 {
+        for revision in 17..=18 {
+            watchers[3].is_told_nothing().await;
             all_are_told(&mut feed, &mut watchers[..3], revision).await;
-        }
-        for revision in 19..=26 {
-            own[3].tell(revision).await;
-            assert_eq!(watchers[3].told().await, [revision]);
-        }
-        for revision in 27..=30 {
-            assert_eq!(watchers[3].told().await, [revision]);
         }
         own[3].closed().await;
         assert_eq!(site.figures(), (1, 4, 4));
-        for revision in 31..=40 {
+        for revision in 19..=40 {
             all_are_told(&mut feed, &mut watchers, revision).await;
         }
         for watcher in &mut watchers {
@@ -736,6 +723,44 @@ fn a_feed_that_nobody_could_join_ends() {
             is_left_alone(&mut upstream.call).await;
         }
         assert_eq!((site.figures().1, site.figures().2), (0, 0));
+    });
+}
+
+/// A feed whose events always come after those of the clients' own streams.
+#[test]
+fn clients_ahead_of_the_feed_join_once_it_has_caught_up() {
+    paused(async {
+        let site = Site::new();
+        let mut all = Vec::new();
+        for _ in 0..ALL {
+            all.push(site.watching(on("k")).await);
+        }
+        let mut feed = site.feed().await;
+        feed.say(&created(FEED, 9)).await.expect("taken");
+        let mut revision = 10;
+        while site.figures().2 < ALL as u64 {
+            assert!(revision < 20, "nobody joins a feed that comes second: {:?}", site.figures());
+            let mut joined = Vec::new();
+            for (watcher, upstream) in &mut all {
+                // A client that has joined has left its own stream.
+                if upstream.call.say(&event(upstream.id, revision, 5)).await.is_ok() {
+                    assert_eq!(watcher.told().await, [revision]);
+                } else {
+                    joined.push(watcher);
+                }
+            }
+            settled().await;
+            feed.say(&event(FEED, revision, 5)).await.expect("taken");
+            for watcher in joined {
+                assert_eq!(watcher.told().await, [revision]);
+            }
+            settled().await;
+            revision += 1;
+        }
+        let mut watchers: Vec<Watcher> = all.into_iter().map(|(watcher, _)| watcher).collect();
+        for revision in revision..revision + 5 {
+            all_are_told(&mut feed, &mut watchers, revision).await;
+        }
     });
 }
 

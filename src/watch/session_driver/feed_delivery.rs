@@ -3,7 +3,9 @@
 //! Owns: which messages go past the hub's other steps. Must not know: the conditions (the hub's).
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 
+use super::finished_reads::FinishedRead;
 use super::{DIRECT, RunningWatchSession};
 use crate::identity::Revision;
 use crate::watch::feed_joins::JoiningStream;
@@ -34,12 +36,23 @@ impl RunningWatchSession {
         delivered.is_some()
     }
 
+    /// Tries again after a feed has caught up.
+    pub(super) fn join_caught_up(&mut self) {
+        if let Some(joins) = &mut self.session.joins {
+            joins.end_wait();
+        }
+        self.join_feeds();
+    }
+
     /// Lets the watches join feeds that can.
     pub(super) fn join_feeds(&mut self) {
         let Some(joins) = &mut self.session.joins else { return };
         let mut outputs = Vec::new();
         let (hub, upstream) = (&mut self.hub, &mut self.upstream);
-        joins.join(JoiningStream { hub, route: &self.session.route, upstream }, &mut outputs);
+        let behind = joins.join(JoiningStream { hub, route: &self.session.route, upstream }, &mut outputs);
+        if let Some(behind) = behind {
+            self.wait_for(behind.caught_up().map(|()| FinishedRead::FeedCaughtUp).boxed_local());
+        }
         for output in outputs {
             self.carry_out(output);
         }
