@@ -34,7 +34,8 @@ const LOG_QUEUE: usize = 16 * 1024;
 /// Further lines of the configuration, at its beginning, for `run --with`.
 const FURTHER: &str = "KEYWARD_TEST_BUDGET_CONFIGURATION";
 const CONFIGURATION: &str = "[[listener]]\nname = \"clients\"\naddress = \"127.0.0.1:2379\"\n\n\
-    [cluster]\nendpoints = [\"http://127.0.0.1:2380\"]\n";
+    [cluster]\nendpoints = [\"http://127.0.0.1:2380\"]\n\
+    [watch]\nshare_from = 0\n";
 /// The member's only client, as named in the log.
 const CLIENT: ([u8; 4], u16) = ([10, 0, 0, 7], 40_000);
 
