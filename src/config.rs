@@ -510,7 +510,7 @@ pub struct Maintenance {
 /// Settings of watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchSettings {
-    /// Shortest interval for requesting the progress of idle watches; `None` for no requests.
+    /// Shortest interval of progress requests for idle watches, half of the longest; `None` for no requests.
     pub idle_progress: Option<Duration>,
     /// Number of equal watches on a shard that share an upstream watch; `None` for never.
     pub share_from: Option<NonZeroUsize>,

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::byte_account::HeldBytes;
 use crate::identity::MemberId;
 use crate::upstream::bidi::{BidiEvent, UnfinishedMessageTooLarge};
-use crate::watch::budget::{FREE, WatchByteShare};
+use crate::watch::budget::FREE;
 use crate::watch::feed_log::{Bounds, FeedLog, FeedRead};
 use crate::watch::hub::{FeedPosition, StreamCredential, StreamLoss, WatchTraits};
 use crate::watch::upstream_stream::{SourceOpenFailure, WatchRoute, WatchSource, WatchSourceOpening};
@@ -53,7 +53,6 @@ struct FeedState {
     traits: WatchTraits,
     /// `None` before the Created.
     live: Option<LiveFeed>,
-    share: Rc<WatchByteShare>,
     held: HeldBytes,
     /// The member that ended the feed, if one is to blame.
     failed: Option<MemberId>,
@@ -117,7 +116,6 @@ impl Feed {
     ) -> Rc<Self> {
         let opening = route.open(credential, 0, Vec::new());
         Rc::new(Self(RefCell::new(FeedState {
-            share: Rc::clone(&route.share),
             held: route.share.hold(0),
             route,
             create,
@@ -171,9 +169,7 @@ impl Feed {
 
     /// The feed's position for a reader that joins now; `None` before the Created.
     pub(super) fn position(&self) -> Option<FeedPosition> {
-        let state = self.0.borrow();
-        let live = state.live.as_ref().filter(|_| state.stream.is_some())?;
-        Some(live.position(state.traits, live.log.first()))
+        self.0.borrow().position(|log| Some(log.first()))
     }
 
     /// Ready once the feed's member is known to have reached `revision`, or the feed has ended.
@@ -247,8 +243,15 @@ impl FeedState {
         }
     }
 
+    /// The position of a reader that reads from the revision that `first` finds on.
+    fn position(&self, first: impl FnOnce(&FeedLog) -> Option<i64>) -> Option<FeedPosition> {
+        let live = self.live.as_ref().filter(|_| self.stream.is_some())?;
+        let first = first(&live.log)?;
+        Some(FeedPosition { traits: self.traits, cluster: live.cluster, first, proven: live.proven })
+    }
+
     fn is_over_budget(&self) -> bool {
-        self.held.bytes() > 0 && !self.share.fits()
+        self.held.bytes() > 0 && !self.route.share.fits()
     }
 
     fn end(&mut self, failed: Option<MemberId>) {
@@ -340,10 +343,6 @@ impl LiveFeed {
     fn wake_ahead(&mut self) {
         self.ahead.drain(..).for_each(Waker::wake);
     }
-
-    fn position(&self, traits: WatchTraits, first: i64) -> FeedPosition {
-        FeedPosition { traits, cluster: self.cluster, first, proven: self.proven }
-    }
 }
 
 impl FeedReader {
@@ -354,9 +353,7 @@ impl FeedReader {
 
     /// The feed's position for a further watch of this reader; `None` if the feed serves no further watch.
     pub(super) fn position(&self) -> Option<FeedPosition> {
-        let state = self.feed.0.borrow();
-        let live = state.live.as_ref().filter(|_| state.stream.is_some())?;
-        Some(live.position(state.traits, live.log.next_of(self.reader)?))
+        self.feed.0.borrow().position(|log| log.next_of(self.reader))
     }
 
     /// The next message, or the end. Cancel-safe.

@@ -73,6 +73,15 @@ impl Site {
         self.watching_as(self.keyward.client().await, create).await
     }
 
+    /// As many watches of one key as share a feed.
+    async fn all_watching(&self) -> Vec<(Watcher, Upstream)> {
+        let mut all = Vec::new();
+        for _ in 0..ALL {
+            all.push(self.watching(on("k")).await);
+        }
+        all
+    }
+
     async fn watching_as(&self, client: Client, create: WatchCreateRequest) -> (Watcher, Upstream) {
         self.watching_at(9, client, create).await
     }
@@ -287,12 +296,7 @@ async fn all_are_told(feed: &mut Call, watchers: &mut [Watcher], revision: i64) 
 fn four_watches_move_to_one_without_gap_and_without_double() {
     paused(async {
         let site = Site::new();
-        let (mut watchers, mut own) = (Vec::new(), Vec::new());
-        for _ in 0..ALL {
-            let (watcher, upstream) = site.watching(on("k")).await;
-            watchers.push(watcher);
-            own.push(upstream);
-        }
+        let (mut watchers, mut own): (Vec<_>, Vec<_>) = site.all_watching().await.into_iter().unzip();
         let mut feed = site.feed().await;
         for (watcher, upstream) in watchers.iter_mut().zip(&mut own) {
             upstream.tell(10).await;
@@ -702,12 +706,7 @@ fn a_feed_that_ended_is_not_counted_as_open() {
 fn a_feed_that_nobody_could_join_ends() {
     paused(async {
         let site = Site::new();
-        let (mut watchers, mut own) = (Vec::new(), Vec::new());
-        for _ in 0..ALL {
-            let (watcher, upstream) = site.watching(on("k")).await;
-            watchers.push(watcher);
-            own.push(upstream);
-        }
+        let (mut watchers, mut own): (Vec<_>, Vec<_>) = site.all_watching().await.into_iter().unzip();
         let mut feed = site.feed().await;
         // It begins later than the clients have got to, and they are told nothing that would let them catch up.
         feed.say(&created(FEED, 20)).await.expect("taken");
@@ -731,10 +730,7 @@ fn a_feed_that_nobody_could_join_ends() {
 fn clients_ahead_of_the_feed_join_once_it_has_caught_up() {
     paused(async {
         let site = Site::new();
-        let mut all = Vec::new();
-        for _ in 0..ALL {
-            all.push(site.watching(on("k")).await);
-        }
+        let mut all = site.all_watching().await;
         let mut feed = site.feed().await;
         feed.say(&created(FEED, 9)).await.expect("taken");
         let mut revision = 10;
@@ -768,10 +764,7 @@ fn clients_ahead_of_the_feed_join_once_it_has_caught_up() {
 fn a_feed_that_lags_behind_all_clients_ends_although_they_try_to_join() {
     paused(async {
         let site = Site::new();
-        let mut all = Vec::new();
-        for _ in 0..ALL {
-            all.push(site.watching(on("k")).await);
-        }
+        let mut all = site.all_watching().await;
         let mut feed = site.feed().await;
         feed.say(&created(FEED, 9)).await.expect("taken");
         let (began, mut revision) = (Instant::now(), 10);
@@ -795,12 +788,7 @@ fn watches_without_events_move_when_the_timer_ticks() {
     paused(async {
         let lines = "[watch]\nidle_progress = \"30s\"\nshare_from = 4\n[runtime]\nshards = 1\n";
         let site = Site::of(AuthSetting::Off, lines);
-        let (mut watchers, mut own) = (Vec::new(), Vec::new());
-        for _ in 0..ALL {
-            let (watcher, upstream) = site.watching(on("k")).await;
-            watchers.push(watcher);
-            own.push(upstream);
-        }
+        let (mut watchers, mut own): (Vec<_>, Vec<_>) = site.all_watching().await.into_iter().unzip();
         let mut feed = site.feed().await;
         feed.say(&created(FEED, 9)).await.expect("taken");
         sleep(Duration::from_secs(61)).await;

@@ -143,7 +143,8 @@ impl World {
     async fn new(seed: u64, tasks: &Tasks) -> Self {
         let mut dice = Dice::new(seed);
         let flavors = flavors(&mut dice);
-        let limits = limits(&mut dice, &flavors);
+        let shares = seed.is_multiple_of(2);
+        let limits = limits(&mut dice, &flavors, shares);
         let mut nodes = Vec::new();
         let mut addresses = Vec::new();
         let mut dialled = Vec::new();
@@ -170,7 +171,6 @@ impl World {
             tasks.spawn("simulated address", accept).detach();
         }
         let known = if auth { AuthSetting::On } else { AuthSetting::Off };
-        let shares = seed.is_multiple_of(2);
         cluster.borrow_mut().shares = shares;
         let keyward = Keyward::before(&addresses, CLUSTER, known, dice.next(), shares, tasks);
         let large = dice.one_in(25);
@@ -546,16 +546,17 @@ impl World {
     }
 }
 
-fn limits(dice: &mut Dice, flavors: &[Flavor]) -> Limits {
+fn limits(dice: &mut Dice, flavors: &[Flavor], shares: bool) -> Limits {
     // Where a version forgets to tell a compaction through a full channel, its channel is never full: what etcd
     // itself loses is not ours to check.
     let always_told = flavors.iter().all(|flavor| flavor.compaction_always_told);
     let small = always_told && dice.one_in(2);
     Limits {
-        channel: match (small, always_told) {
-            (true, _) => 2 + dice.below(8),
-            (false, true) => 128,
-            (false, false) => 4096,
+        channel: match small {
+            true => 2 + dice.below(8),
+            // Where watches share, more is written between two faults.
+            false if shares && !always_told => 4096,
+            false => 128,
         },
         control: 16,
         revisions: 2 + dice.below(4),

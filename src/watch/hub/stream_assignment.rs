@@ -57,8 +57,7 @@ impl Hub {
     /// Gives up a stream after a malformed message or a failed read.
     pub(super) fn abandon(&mut self, now: Instant, stream: UpstreamStreamId) {
         self.count_loss(now);
-        self.move_watches_off(stream, StreamCredential::Current);
-        self.out.push(HubOutput::Close { stream });
+        self.give_up(stream);
     }
 
     /// Counts a loss. The count starts again at one after a quiet time ([`SETTLED`]).
