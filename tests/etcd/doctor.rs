@@ -145,16 +145,10 @@ async fn members_that_do_not_serve_are_found_each_with_its_reason() {
         cluster.restart(follower).await;
         finds(&keyward, 1, &[learner]).await;
         let ctl = cluster.ctl_as_root();
-        let promote = format!("{:x}", cluster.member_id(3).await);
-        let promoted =
-            async || (ctl.run(&["member", "promote", &promote]).await.code == Some(0)).then_some(());
-        wait::until(LIMIT, "the learner is promoted", promoted).await;
+        ctl.promote(cluster.member_id(3).await).await;
         finds(&keyward, 0, &[]).await;
         // Never started.
-        let ghost = ["member", "add", "ghost", "--peer-urls=http://127.0.0.1:1", "--learner"];
-        // For some seconds after a member came back the cluster refuses that.
-        let added = async || (ctl.run(&ghost).await.code == Some(0)).then_some(());
-        wait::until(LIMIT, "a member is added", added).await;
+        ctl.add_unstarted_learner("ghost", "http://127.0.0.1:1").await;
         let said = finds(&keyward, 1, &[("warning", "member_unstarted")]).await;
         assert!(said[0].contains("etcdctl member remove"), "{said:?}");
     }

@@ -355,7 +355,7 @@ async fn learners_are_shown_and_take_no_traffic_and_removed_members_go() {
             assert_eq!(ready(&now), 1, "{version}");
 
             let root = cluster.ctl_as_root();
-            root.to(vec![cluster.url(0)]).ok(&["member", "promote", &learner_id.to_string()]).await;
+            root.to(vec![cluster.url(0)]).promote(learner_id.0).await;
             followed.until("it votes", |now| ready(now) == 2).await;
             let first = root.to(vec![cluster.url(0)]);
             first.remove_member(learner_id.0).await;

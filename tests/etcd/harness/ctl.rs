@@ -112,6 +112,36 @@ impl Ctl {
         wait::until(LIMIT, "etcd takes the removal of a member", asked).await;
     }
 
+    /// Promotes the learner. Asked again while etcd finds it behind its leader, and while an answer does not tell the outcome: after
+    /// one that was lost, etcd may say that the member is a voter already.
+    pub(crate) async fn promote(&self, id: u64) {
+        let last = std::cell::RefCell::new(String::new());
+        let asked = async || {
+            let ended = self.run(&["member", "promote", &format!("{id:x}")]).await;
+            let votes = ended.stderr.contains("can only promote a learner member")
+                && !ended.stderr.contains("in sync with leader");
+            last.replace(ended.stderr);
+            (votes || ended.code == Some(0)).then_some(())
+        };
+        let promoted = wait::within_limit(LIMIT, asked).await;
+        assert!(promoted.is_some(), "the learner is not promoted: {}", last.borrow());
+    }
+
+    /// Adds a learner that nobody starts. Asked again while etcd counts a member as unhealthy, and while an answer does not tell the
+    /// outcome.
+    pub(crate) async fn add_unstarted_learner(&self, name: &str, peer_url: &str) {
+        let peer_urls = format!("--peer-urls={peer_url}");
+        let last = std::cell::RefCell::new(String::new());
+        let asked = async || {
+            let ended = self.run(&["member", "add", name, &peer_urls, "--learner"]).await;
+            let added = ended.stderr.contains("Peer URLs already exists");
+            last.replace(ended.stderr);
+            (added || ended.code == Some(0)).then_some(())
+        };
+        let added = wait::within_limit(LIMIT, asked).await;
+        assert!(added.is_some(), "the member is not added: {}", last.borrow());
+    }
+
     /// Starts one command that goes on, such as `watch`, with its output in `log`.
     pub(crate) fn start(&self, args: &[&str], log: &std::path::Path) -> Process {
         let name = format!("etcdctl {}", args.join(" "));
