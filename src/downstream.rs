@@ -25,5 +25,6 @@ mod served_streams;
 pub mod session;
 mod sniff;
 pub mod socket_progress;
+mod stream_turns;
 pub mod verified_jwts;
 pub mod watch_starts;

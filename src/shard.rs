@@ -14,6 +14,10 @@ use tokio::runtime::{Builder, LocalOptions};
 /// Interval of a live shard's heartbeat.
 const HEARTBEAT: Duration = Duration::from_millis(250);
 
+/// Polls of tasks between two looks at the sockets. A poll of a client connection's task runs several calls:
+/// with tokio's default of 61, a socket that became ready would wait for hundreds of other clients' calls.
+const POLLS_PER_LOOK: u32 = 8;
+
 /// A running shard.
 #[derive(Debug)]
 pub struct Shard {
@@ -32,7 +36,10 @@ impl Shard {
     {
         let beats = Arc::new(AtomicU64::new(0));
         let heart = Arc::clone(&beats);
-        let runtime = move || Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
+        let runtime = move || {
+            let mut builder = Builder::new_current_thread();
+            builder.event_interval(POLLS_PER_LOOK).enable_all().build_local(LocalOptions::default())
+        };
         let thread = std::thread::Builder::new().name(name).spawn(move || match runtime() {
             Ok(runtime) => runtime.block_on(async move {
                 tokio::select! {

@@ -1,11 +1,11 @@
-//! HTTP/2 towards a client: the handshake, a task for each stream, the replies, and the sending of PINGs.
+//! HTTP/2 towards a client: the handshake, the streams, the replies, and the sending of PINGs.
 //!
 //! Owns: the order of a stream's end, and a reply's pace by the client's window. Must not know: the services
 //! served, the reasons for a connection's end.
-//! Invariants: a stream reset by the client ends its task at once. A reply's next piece is taken only when h2
+//! Invariants: a stream reset by the client ends at once. A reply's next piece is taken only when h2
 //! has room for the piece, so a reply unread by the client stays with its owner.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
@@ -17,18 +17,18 @@ use h2::server::{Builder, Connection, Handshake, SendResponse};
 use h2::{Ping, PingPong, Reason, SendStream};
 use http::{Request, Response};
 use http_body::Frame;
-use hyper::rt::Executor as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::downstream::client_body::{AnswerBroken, ClientBody, ReplyBody};
 use crate::downstream::socket_progress::{PREFACE, SocketProgress};
+use crate::downstream::stream_turns::StreamTurns;
 use crate::io::http2_body::Http2Body;
-use crate::tasks::LocalExecutor;
 
-/// The HTTP/2 side of one client connection. `answer` is called for each request; its future should be a box,
-/// because a task's future is copied some ten times while the task is spawned.
-pub(super) struct Http2Server<T, S> {
+/// The HTTP/2 side of one client connection. `answer` is called for each request.
+pub(super) struct Http2Server<T, S, F, B> {
+    /// The first field, because the streams tell h2 of their end.
+    streams: StreamTurns<ServerStream<F, B>>,
     state: ServerState<T>,
     answer: S,
     progress: Rc<SocketProgress>,
@@ -41,7 +41,7 @@ enum ServerState<T> {
     Serving(Connection<T, Bytes>),
 }
 
-impl<T, S, F, B> Http2Server<T, S>
+impl<T, S, F, B> Http2Server<T, S, F, B>
 where
     T: AsyncRead + AsyncWrite + Unpin,
     S: Fn(Request<ClientBody>) -> F,
@@ -59,7 +59,14 @@ where
     ) -> Self {
         let pings = ping_interval.map(|interval| PingSender::new(interval, Rc::clone(progress)));
         let state = ServerState::Handshake(builder.handshake(io));
-        Self { state, answer, progress: Rc::clone(progress), pings, is_leaving: false }
+        Self {
+            streams: StreamTurns::new(),
+            state,
+            answer,
+            progress: Rc::clone(progress),
+            pings,
+            is_leaving: false,
+        }
     }
 
     /// Serves the connection until its end. If `leaves`, sends GOAWAY once the client's preface has arrived:
@@ -97,31 +104,50 @@ where
         if let Some(pings) = &mut self.pings {
             pings.poll(cx);
         }
-        while let Some(accepted) = ready!(connection.poll_accept(cx)) {
-            let (request, respond) = accepted?;
-            let answer = (self.answer)(request.map(|body| ClientBody::Http2(Http2Body::new(body))));
-            LocalExecutor.execute(serve_stream(answer, respond));
+        self.streams.begin();
+        loop {
+            // Also sends what the streams have answered.
+            while let Poll::Ready(accepted) = connection.poll_accept(cx) {
+                let Some(accepted) = accepted else { return Poll::Ready(Ok(())) };
+                let (request, respond) = accepted?;
+                let answer = (self.answer)(request.map(|body| ClientBody::Http2(Http2Body::new(body))));
+                self.streams.push(ServerStream::Answering { answer, respond });
+            }
+            if !self.streams.poll_woken(cx) {
+                return Poll::Pending;
+            }
         }
-        Poll::Ready(Ok(()))
     }
 }
 
-/// Answers one stream, then sends the reply. The answer's future is freed first: a watch's reply lives for
-/// days.
-async fn serve_stream<F, B>(answer: F, respond: SendResponse<Bytes>)
+/// One stream: answers the request, then sends the reply. The answer's future is freed before the reply is
+/// sent: a watch's reply lives for days.
+enum ServerStream<F, B> {
+    Answering { answer: F, respond: SendResponse<Bytes> },
+    Replying(Box<ReplyPump<B>>),
+}
+
+impl<F, B> Future for ServerStream<F, B>
 where
     F: Future<Output = Response<B>> + Unpin,
-    B: ReplyBody + Unpin + 'static,
+    B: ReplyBody + Unpin,
 {
-    let (mut answer, mut respond) = (answer, respond);
-    let answered = poll_fn(|cx| match answer.poll_unpin(cx) {
-        // Boxed here, so that the task stays small: a task is copied some ten times while it is spawned.
-        Poll::Ready(response) => Poll::Ready(ReplyPump::begin(response, &mut respond)),
-        Poll::Pending => respond.poll_reset(cx).map(|_| None),
-    });
-    let Some(mut reply) = answered.await else { return };
-    drop(answer);
-    poll_fn(|cx| reply.poll(cx)).await;
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            match &mut *self {
+                Self::Answering { answer, respond } => match answer.poll_unpin(cx) {
+                    Poll::Ready(response) => match ReplyPump::begin(response, respond) {
+                        Some(reply) => *self = Self::Replying(reply),
+                        None => return Poll::Ready(()),
+                    },
+                    Poll::Pending => return respond.poll_reset(cx).map(|_| ()),
+                },
+                Self::Replying(reply) => return reply.poll(cx),
+            }
+        }
+    }
 }
 
 /// A reply on its way to the client.

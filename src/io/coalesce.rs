@@ -116,9 +116,24 @@ async fn flush_loop<T: AsyncRead + AsyncWrite + Unpin>(shared: Rc<RefCell<Coales
             return;
         }
         // Bytes written by other runnable tasks share this system call.
-        tokio::task::yield_now().await;
+        let_others_run().await;
         poll_fn(|cx| shared.borrow_mut().poll_drain(cx)).await;
     }
+}
+
+/// Ends after the tasks that are runnable now. tokio's `yield_now` would wait for the runtime's next look at
+/// the sockets too, and a busy runtime polls many tasks before that.
+async fn let_others_run() {
+    let mut has_yielded = false;
+    poll_fn(|cx| {
+        if has_yielded {
+            return Poll::Ready(());
+        }
+        has_yielded = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 impl<T> CoalesceState<T> {

@@ -171,12 +171,14 @@ async fn sixteen_at_once(bcrypt: Duration) -> (Vec<Told>, Told) {
     }
     let told = RefCell::new(Vec::new());
     let guesses = join_all((0..16).map(async |n| {
+        // One after the other: the order in which simultaneous logins come to Keyward's line is open.
+        sleep(Duration::from_millis(n as u64)).await;
         let ended = log_in(&addresses[n % 6], "alice", &format!("wrong{n}")).await;
         told.borrow_mut().push(ended);
     }));
     let home = from(&keyward, "10.0.1.1").await;
     let right = async {
-        settled().await;
+        sleep(Duration::from_millis(16)).await;
         log_in(&home, "bob", "right").await
     };
     let (_, right) = tokio::join!(guesses, right);

@@ -413,8 +413,7 @@ fn a_caller_whose_namespace_is_undecided_is_refused() {
         let (alice, adam) = (tenants.alice().await, tenants.keyward.logged_in("adam").await);
         tenants.refuses(&alice, RANGE, &range("k"), DENIED).await;
         for (path, message) in [(WATCH, watch("k", 0)), (KEEP_ALIVE, renew(7))] {
-            let mut stream = alice.open(path).await.expect("open");
-            stream.say(&message).await;
+            let stream = alice.begin(path, &message).await.expect("open");
             assert_eq!(stream.finish().await.end.told(), DENIED, "{path}");
         }
         let one = RangeRequest { key: "k".into(), ..RangeRequest::default() };

@@ -209,7 +209,7 @@ fn a_client_that_sends_much_at_once_is_served_in_turns_with_the_others() {
         let before = site.floods.get();
         settled().await;
         assert_eq!(site.floods.get(), GETS as usize, "then the others are served");
-        assert!((1..GETS as usize / 3).contains(&before), "{before} of {GETS} were served before");
+        assert!((1..GETS as usize / 10).contains(&before), "{before} of {GETS} were served before");
     });
 }
 

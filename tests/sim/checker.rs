@@ -80,9 +80,12 @@ pub(crate) struct Refused {
     pub(crate) reasons: BTreeSet<String>,
     /// Whether the last one came from a member that says so exactly.
     pub(crate) exact: bool,
-    /// When the stream of the first one was opened, and when the token of the last one had last been seen to be good.
+    /// When the stream of the first one was opened: of the creates of the form, the stream that was opened first. When the token of
+    /// the last one had last been seen to be good.
     pub(crate) first: u64,
     pub(crate) proof: u64,
+    /// Whether the token of one was seen to be good after the stream of an earlier one was opened.
+    pub(crate) is_proven: bool,
 }
 
 struct Seen {
@@ -341,7 +344,8 @@ impl Checker {
         let is_said = if around.shares { refused.reasons.contains(reason) } else { refused.reason == reason };
         ensure(is_said, || format!("{reason:?} is not what a member said: {refused:?}"))?;
         let curable = reason.contains("invalid auth token") || !refused.exact;
-        let enough = !curable || (refused.times >= 2 && (!around.auth || refused.proof > refused.first));
+        let is_proven = if around.shares { refused.is_proven } else { refused.proof > refused.first };
+        let enough = !curable || (refused.times >= 2 && (!around.auth || is_proven));
         ensure(enough, || format!("{reason:?} told after {refused:?} of {asked:?}"))?;
         self.counts.one(What::RefusedTold);
         Ok(())

@@ -428,15 +428,18 @@ impl Cluster {
             self.counts.one(if exact { What::RefusedExact } else { What::RefusedOld });
             let token = carried.token.map(|token| (carried.node, token));
             let proof = token.and_then(|token| self.proven.get(&token)).copied().unwrap_or(0);
-            let first = carried.opened;
-            let refused =
-                self.refusals.entry(serial).or_insert_with(|| Refused { first, ..Refused::default() });
+            let opened = carried.opened;
+            let unseen = || Refused { first: opened, ..Refused::default() };
+            let refused = self.refusals.entry(serial).or_insert_with(unseen);
             refused.times += 1;
+            // Where watches share creates, those of another stream may be refused in between.
+            refused.is_proven |= refused.times > 1 && proof > refused.first;
+            refused.first = if self.shares { opened.min(refused.first) } else { refused.first };
             // Whether Keyward ever heard that it was let in before, nobody knows.
             for carried in self.streams.values_mut() {
                 carried.let_in.retain(|let_in| *let_in != serial);
             }
-            refused.proof = if self.shares { proof.max(refused.proof) } else { proof };
+            refused.proof = proof;
             refused.reason.clone_from(&response.cancel_reason);
             refused.reasons.insert(response.cancel_reason.clone());
             refused.exact = exact || (self.shares && refused.exact);

@@ -36,22 +36,22 @@ const CALM: &[u8] = b"\0\0\x17\x07\0\0\0\0\0\x7f\xff\xff\xff\0\0\0\x0btoo_many_r
 const FAREWELL: Duration = Duration::from_millis(250);
 
 /// A connection in service. `answer` is called for each request.
-pub(super) enum ServedConnection<T, S, B>
+pub(super) enum ServedConnection<T, S, F, B>
 where
     B: ReplyBody + 'static,
 {
     Http1(Box<Http1Server<PausableReader<T>, B>>),
-    Http2(Box<Http2Connection<T, S>>),
+    Http2(Box<Http2Connection<T, S, F, B>>),
 }
 
 /// An HTTP/2 connection, with its turns and its last words.
-pub(super) struct Http2Connection<T, S> {
-    server: Http2Server<Coalesce<PausableReader<TurnReader<T>>>, S>,
+pub(super) struct Http2Connection<T, S, F, B> {
+    server: Http2Server<Coalesce<PausableReader<TurnReader<T>>>, S, F, B>,
     turn: Rc<ReadTurn>,
     last_words: FinalMessage<PausableReader<TurnReader<T>>>,
 }
 
-impl<T, S, F, B> ServedConnection<T, S, B>
+impl<T, S, F, B> ServedConnection<T, S, F, B>
 where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Fn(Request<ClientBody>) -> F + 'static,
