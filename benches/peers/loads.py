@@ -172,6 +172,8 @@ class Loads(Bench):
             for process in filter(None, (load, greedy)):
                 self.processes.stop(process)
             self.empty_log(server)
+        if server is not server.site.member and member_cores > 0.95:
+            raise Failed(f"{server.name}: the member was saturated ({member_cores:.2f} cores)")
         return Parts({
             "greedy connection": {**sample, "rate": calls / greedy_seconds, "member_cores": member_cores,
                                   "unit": "µs/call"},

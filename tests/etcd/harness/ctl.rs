@@ -112,34 +112,33 @@ impl Ctl {
         wait::until(LIMIT, "etcd takes the removal of a member", asked).await;
     }
 
-    /// Promotes the learner. Asked again while etcd finds it behind its leader, and while an answer does not tell the outcome: after
-    /// one that was lost, etcd may say that the member is a voter already.
+    /// Promotes the learner, also one that etcd still finds behind its leader.
     pub(crate) async fn promote(&self, id: u64) {
-        let last = std::cell::RefCell::new(String::new());
-        let asked = async || {
-            let ended = self.run(&["member", "promote", &format!("{id:x}")]).await;
-            let votes = ended.stderr.contains("can only promote a learner member")
-                && !ended.stderr.contains("in sync with leader");
-            last.replace(ended.stderr);
-            (votes || ended.code == Some(0)).then_some(())
+        let is_voter = |refusal: &str| {
+            refusal.contains("can only promote a learner member") && !refusal.contains("in sync with leader")
         };
-        let promoted = wait::within_limit(LIMIT, asked).await;
-        assert!(promoted.is_some(), "the learner is not promoted: {}", last.borrow());
+        self.until_done(&["member", "promote", &format!("{id:x}")], is_voter).await;
     }
 
-    /// Adds a learner that nobody starts. Asked again while etcd counts a member as unhealthy, and while an answer does not tell the
-    /// outcome.
+    /// Adds a learner that nobody starts, also while etcd counts a member as unhealthy.
     pub(crate) async fn add_unstarted_learner(&self, name: &str, peer_url: &str) {
+        let is_member = |refusal: &str| refusal.contains("Peer URLs already exists");
         let peer_urls = format!("--peer-urls={peer_url}");
+        self.until_done(&["member", "add", name, &peer_urls, "--learner"], is_member).await;
+    }
+
+    /// Runs a command until it succeeds, or until its refusal says that it succeeded before: the answer to an earlier attempt may have
+    /// been lost.
+    async fn until_done(&self, args: &[&str], is_done: impl Fn(&str) -> bool) {
         let last = std::cell::RefCell::new(String::new());
         let asked = async || {
-            let ended = self.run(&["member", "add", name, &peer_urls, "--learner"]).await;
-            let added = ended.stderr.contains("Peer URLs already exists");
+            let ended = self.run(args).await;
+            let done = ended.code == Some(0) || is_done(&ended.stderr);
             last.replace(ended.stderr);
-            (added || ended.code == Some(0)).then_some(())
+            done.then_some(())
         };
-        let added = wait::within_limit(LIMIT, asked).await;
-        assert!(added.is_some(), "the member is not added: {}", last.borrow());
+        let done = wait::within_limit(LIMIT, asked).await;
+        assert!(done.is_some(), "etcdctl {args:?} failed within {LIMIT:?}: {}", last.borrow());
     }
 
     /// Starts one command that goes on, such as `watch`, with its output in `log`.
