@@ -26,5 +26,6 @@ pub mod session;
 mod sniff;
 pub mod socket_progress;
 mod stream_turns;
+pub mod turn_length;
 pub mod verified_jwts;
 pub mod watch_starts;

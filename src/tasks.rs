@@ -119,13 +119,17 @@ impl Future for Guarded {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // What a panic has left behind is dropped with the future.
-        let polled = catch_unwind(AssertUnwindSafe(|| self.future.as_mut().poll(cx)));
-        polled.unwrap_or_else(|_| {
-            tracing::error!(task = self.name, "task panicked");
-            Poll::Ready(())
-        })
+        poll_guarded(self.name, || self.future.as_mut().poll(cx))
     }
+}
+
+/// Polls a future by `poll`. A panic is logged with `name` and ends the future, which the caller then drops
+/// with all that the panic has left behind.
+pub fn poll_guarded(name: &'static str, poll: impl FnOnce() -> Poll<()>) -> Poll<()> {
+    catch_unwind(AssertUnwindSafe(poll)).unwrap_or_else(|_| {
+        tracing::error!(task = name, "task panicked");
+        Poll::Ready(())
+    })
 }
 
 /// Runs the futures of hyper's connections on the current thread.

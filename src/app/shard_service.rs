@@ -33,6 +33,7 @@ use crate::downstream::client_connection::{
 use crate::downstream::connection_table::ConnectionPlace;
 use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::downstream::session::Sealer;
+use crate::downstream::turn_length::ShardTurns;
 use crate::gateway::call_trace::SpanQueue;
 use crate::gateway::caller::Identities;
 use crate::gateway::client_figures::ClientFigures;
@@ -119,6 +120,8 @@ pub struct ShardService {
     /// Tasks ending streams without a valid proof, and unread answers.
     expiry_tasks: [TaskHandle; 3],
     ends: Rc<ConnectionEndReport>,
+    /// Counts the turns of all connections.
+    turns: ShardTurns,
     /// Numbers the connections.
     questions: Arc<ShardQuestions>,
     answering: TaskHandle,
@@ -196,6 +199,7 @@ impl ShardService {
             evacuation_tasks: departures,
             expiry_tasks: fallen,
             ends,
+            turns: ShardTurns::default(),
         }
     }
 
@@ -283,7 +287,8 @@ impl ShardService {
         };
         let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
         let figures = self.metrics.connection_figures.clone();
-        let beginning = ConnectionInputs { place, figures, proxied, tls, odd_authority };
+        let turns = self.turns.clone();
+        let beginning = ConnectionInputs { place, figures, turns, proxied, tls, odd_authority };
         let (ends, tasks) = (Rc::clone(&self.ends), self.tasks.clone());
         let name = Arc::clone(&listener.config.name);
         // Not an async block: it would hold a second copy of everything passed to `serve`.

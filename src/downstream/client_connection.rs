@@ -36,6 +36,7 @@ use crate::downstream::proxy_protocol::{self, ProxiedSource, ProxyHeaderError};
 use crate::downstream::served_streams::ServedStreams;
 use crate::downstream::sniff::{self, ClientProtocol};
 use crate::downstream::socket_progress::{PREFACE, SocketProgress};
+use crate::downstream::turn_length::ShardTurns;
 use crate::io::ByteStream;
 use crate::tasks::Tasks;
 use crate::tasks::wake_gate::WakeGate;
@@ -72,6 +73,8 @@ pub struct ConnectionInputs {
     pub place: ConnectionPlace,
     /// Counts connections closed for being unused or silent.
     pub figures: ConnectionMetrics,
+    /// Counts the turns of the shard's connections.
+    pub turns: ShardTurns,
     /// True if a balancer's header with the client's address precedes all other bytes.
     pub proxied: bool,
     /// TLS settings, if TLS is on.
@@ -175,7 +178,7 @@ where
     B: ReplyBody + Unpin + 'static,
 {
     let began = Instant::now();
-    let ConnectionInputs { place, figures, proxied, tls, odd_authority } = beginning;
+    let ConnectionInputs { place, figures, turns, proxied, tls, odd_authority } = beginning;
     let introducing = introduce(stream, proxied.then_some(&place), tls);
     let Some(introduced) = introduced(introducing, bounds.handshake, &mut drain, &place).await else {
         return Ok(ClientConnectionEnd::Well);
@@ -200,7 +203,7 @@ where
         ConnectionBounds { pings: bounds.pings.filter(|_| speaks == ClientProtocol::Http2), ..bounds };
     let mut connection = match speaks {
         ClientProtocol::Http1 => ServedConnection::http1(inbound, bounds, &progress, &streams, answer),
-        _ => ServedConnection::http2(inbound, bounds, &progress, &streams, &tasks, answer),
+        _ => ServedConnection::http2(inbound, bounds, &progress, &streams, turns, &tasks, answer),
     };
     let preface_until = began + bounds.handshake;
     let mut silence = pin!(silence(preface_until, &progress, speaks));

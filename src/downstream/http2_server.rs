@@ -2,7 +2,8 @@
 //!
 //! Owns: the order of a stream's end, and a reply's pace by the client's window. Must not know: the services
 //! served, the reasons for a connection's end.
-//! Invariants: a stream reset by the client ends at once. A reply's next piece is taken only when h2
+//! Invariants: h2's connection is polled only after a wakeup of its own, also by a stream that has sent; a
+//! stream reset by the client ends at once. A reply's next piece is taken only when h2
 //! has room for the piece, so a reply unread by the client stays with its owner.
 
 use std::future::Future;
@@ -24,12 +25,15 @@ use crate::downstream::client_body::{AnswerBroken, ClientBody, ReplyBody};
 use crate::downstream::socket_progress::{PREFACE, SocketProgress};
 use crate::downstream::stream_turns::StreamTurns;
 use crate::io::http2_body::Http2Body;
+use crate::tasks::wake_gate::WakeGate;
 
 /// The HTTP/2 side of one client connection. `answer` is called for each request.
 pub(super) struct Http2Server<T, S, F, B> {
     /// The first field, because the streams tell h2 of their end.
     streams: StreamTurns<ServerStream<F, B>>,
     state: ServerState<T>,
+    /// Before h2's connection, which most wakeups of a stream do not concern.
+    gate: WakeGate,
     answer: S,
     progress: Rc<SocketProgress>,
     pings: Option<PingSender>,
@@ -62,6 +66,7 @@ where
         Self {
             streams: StreamTurns::new(),
             state,
+            gate: WakeGate::default(),
             answer,
             progress: Rc::clone(progress),
             pings,
@@ -69,9 +74,16 @@ where
         }
     }
 
-    /// Serves the connection until its end. If `leaves`, sends GOAWAY once the client's preface has arrived:
-    /// no new streams are accepted, and the connection ends with its last stream. Cancel-safe.
-    pub(super) fn poll_serve(&mut self, cx: &mut Context<'_>, leaves: bool) -> Poll<Result<(), h2::Error>> {
+    /// Serves the connection until its end; a call is a turn, and polls `length` streams at most. If
+    /// `leaves`, sends GOAWAY once the client's preface has arrived: no new streams are accepted, and the
+    /// connection ends with its last stream. Cancel-safe.
+    pub(super) fn poll_serve(
+        &mut self,
+        cx: &mut Context<'_>,
+        length: usize,
+        leaves: bool,
+    ) -> Poll<Result<(), h2::Error>> {
+        self.streams.begin(length);
         let polled = self.poll_streams(cx);
         // Before the preface no GOAWAY can be sent.
         if polled.is_ready() || !leaves || self.is_leaving || self.progress.received() < PREFACE {
@@ -86,6 +98,7 @@ where
         self.is_leaving = true;
         if let ServerState::Serving(connection) = &mut self.state {
             connection.graceful_shutdown();
+            self.gate.open();
         }
     }
 
@@ -104,16 +117,15 @@ where
         if let Some(pings) = &mut self.pings {
             pings.poll(cx);
         }
-        self.streams.begin();
         loop {
             // Also sends what the streams have answered.
-            while let Poll::Ready(accepted) = connection.poll_accept(cx) {
+            while let Poll::Ready(accepted) = self.gate.poll(cx, |cx| connection.poll_accept(cx)) {
                 let Some(accepted) = accepted else { return Poll::Ready(Ok(())) };
                 let (request, respond) = accepted?;
                 let answer = (self.answer)(request.map(|body| ClientBody::Http2(Http2Body::new(body))));
                 self.streams.push(ServerStream::Answering { answer, respond });
             }
-            if !self.streams.poll_woken(cx) {
+            if !self.gate.quietly(|| self.streams.poll_woken(cx)) {
                 return Poll::Pending;
             }
         }

@@ -16,16 +16,12 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::downstream::socket_progress::PREFACE;
-use crate::downstream::stream_turns::POLLS;
+use crate::downstream::turn_length::SHORT;
 
 /// The budget of one turn, in bytes.
-pub(super) const TURN: usize = 64 * 1024;
-/// Requests begun in one turn: as many as streams are polled in one turn.
-pub(super) const REQUESTS: usize = POLLS;
+const TURN: usize = 64 * 1024;
 /// Cost of a frame beside the frame's bytes: a PING of 17 bytes is more work than 17 bytes of a value.
 const FRAME: usize = 128;
-/// Cost of a HEADERS frame beside the frame's bytes.
-const REQUEST: usize = TURN / REQUESTS;
 
 const HEAD: usize = 9;
 const HEADERS: u8 = 0x1;
@@ -33,16 +29,19 @@ const HEADERS: u8 = 0x1;
 /// The rest of a connection's current budget. The connection begins a turn, the reader spends the budget.
 pub(super) struct ReadTurn {
     left: Cell<usize>,
+    /// Cost of a HEADERS frame beside the frame's bytes.
+    request: Cell<usize>,
 }
 
 impl ReadTurn {
     pub(super) fn new() -> Rc<Self> {
-        Rc::new(Self { left: Cell::new(TURN) })
+        Rc::new(Self { left: Cell::new(TURN), request: Cell::new(TURN / SHORT) })
     }
 
-    /// Grants a whole budget; called when the connection's task is polled.
-    pub(super) fn begin(&self) {
+    /// Grants a whole budget, for `requests` requests at most; called when the connection's task is polled.
+    pub(super) fn begin(&self, requests: usize) {
         self.left.set(TURN);
+        self.request.set(TURN / requests);
     }
 
     /// Removes the limit: from now on the reader discards all input, and yields to other tasks without the
@@ -109,7 +108,7 @@ impl FramePosition {
                 self.gathered = 0;
                 let [high, middle, low, kind, ..] = self.head;
                 self.payload = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
-                let work = if kind == HEADERS { REQUEST } else { FRAME };
+                let work = if kind == HEADERS { turn.request.get() } else { FRAME };
                 turn.spend(HEAD + self.payload + work);
             }
         }
@@ -172,6 +171,7 @@ mod tests {
 
     const PING: u8 = 0x6;
     const DATA: u8 = 0x0;
+    const REQUESTS: usize = 8;
 
     fn frame(kind: u8, payload: usize) -> Vec<u8> {
         let length = u32::try_from(payload).expect("short").to_be_bytes();
@@ -186,7 +186,7 @@ mod tests {
 
     /// The bytes read in one turn, with a buffer of `at_once` bytes.
     fn one_turn(reader: &mut TurnReader<io::Cursor<Vec<u8>>>, turn: &ReadTurn, at_once: usize) -> Vec<u8> {
-        turn.begin();
+        turn.begin(REQUESTS);
         let mut read = Vec::new();
         let mut buffer = vec![0; at_once];
         while let Some(length) = reader.read(&mut buffer).now_or_never() {
@@ -226,7 +226,7 @@ mod tests {
         let greedy = async {
             let mut buffer = [0; 8 * 1024];
             std::future::poll_fn(|cx| {
-                turn.begin();
+                turn.begin(REQUESTS);
                 loop {
                     let mut into = ReadBuf::new(&mut buffer);
                     ready!(Pin::new(&mut reader).poll_read(cx, &mut into)).expect("no error");

@@ -1,16 +1,15 @@
 //! The streams of one client connection, run within the connection's task.
 //!
-//! Owns: the streams' futures, the order of their polls, and the number of polls in a turn. Must not know:
-//! HTTP/2, the services served. With a task for each stream, a connection with a thousand ready streams would
-//! have a thousand places in the runtime's queue, and all other connections would wait behind them; this way
-//! each connection has a single place.
-//! Invariants: a stream is polled only after a wakeup, in the order of the wakeups. A turn polls [`POLLS`]
-//! streams at most; the other woken streams wait for the connection's next turn. A panic ends its own stream
-//! alone. The streams are dropped with the connection.
+//! Owns: the streams' futures, the order of their polls, and the polls left in a turn. Must not know: HTTP/2,
+//! the services served, the length of a turn. With a task for each stream, a connection with a thousand ready
+//! streams would have a thousand places in the runtime's queue, and all other connections would wait behind
+//! them; this way each connection has a single place.
+//! Invariants: a stream is polled only after a wakeup, in the order of the wakeups. A turn polls as many
+//! streams as its beginning allows; the other woken streams wait for the connection's next turn. A panic ends
+//! its own stream alone. The streams are dropped with the connection.
 
 use std::cell::Cell;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -18,8 +17,7 @@ use std::task::{Context, Poll};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::task::coop::has_budget_remaining;
 
-/// Streams polled in one turn.
-pub(super) const POLLS: usize = 8;
+use crate::tasks::poll_guarded;
 
 /// The streams in service.
 pub(super) struct StreamTurns<F> {
@@ -45,17 +43,14 @@ impl<F: Future<Output = ()> + Unpin> StreamTurns<F> {
         self.streams.push(TurnStream { stream, left: Rc::clone(&self.left) });
     }
 
-    /// Begins a turn; called when the connection's task is polled.
-    pub(super) fn begin(&self) {
-        self.left.set(POLLS);
+    /// Begins a turn of `length` polls; called when the connection's task is polled.
+    pub(super) fn begin(&self, length: usize) {
+        self.left.set(length);
     }
 
-    /// Polls the woken streams, until the end of the turn. True if a stream was polled; false if the task is
-    /// woken for the next one.
-    pub(super) fn poll_woken(&mut self, cx: &mut Context<'_>) -> bool {
-        let before = self.left.get();
+    /// Polls the woken streams, until the end of the turn. At its end, the task is woken for the next turn.
+    pub(super) fn poll_woken(&mut self, cx: &mut Context<'_>) {
         while let Poll::Ready(Some(())) = self.streams.poll_next_unpin(cx) {}
-        self.left.get() < before
     }
 }
 
@@ -70,12 +65,7 @@ impl<F: Future<Output = ()> + Unpin> Future for TurnStream<F> {
             return Poll::Pending;
         }
         self.left.set(self.left.get() - 1);
-        // What a panic has left behind is dropped with the stream.
-        let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut self.stream).poll(cx)));
-        polled.unwrap_or_else(|_| {
-            tracing::error!("the future of a stream panicked");
-            Poll::Ready(())
-        })
+        poll_guarded("stream", || Pin::new(&mut self.stream).poll(cx))
     }
 }
 
@@ -90,16 +80,15 @@ mod tests {
 
     use super::*;
 
+    const POLLS: usize = 8;
+
     type Streams = StreamTurns<LocalBoxFuture<'static, ()>>;
 
     /// Runs one turn. True if a stream was polled.
     fn turn(streams: &mut Streams) -> bool {
-        streams.begin();
-        let mut polled = false;
-        while streams.poll_woken(&mut Context::from_waker(noop_waker_ref())) {
-            polled = true;
-        }
-        polled
+        streams.begin(POLLS);
+        streams.poll_woken(&mut Context::from_waker(noop_waker_ref()));
+        streams.left.get() < POLLS
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub struct WakeGate {
 #[derive(Debug)]
 struct GateWakeup {
     is_open: AtomicBool,
+    /// The gate's owner is about to poll the waits anyway.
+    is_quiet: AtomicBool,
     /// Kept after a wakeup, so that the next one finds it.
     task: Mutex<Waker>,
 }
@@ -39,7 +41,9 @@ impl Wake for GateWakeup {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.is_open.store(true, Ordering::SeqCst);
-        self.task().wake_by_ref();
+        if !self.is_quiet.load(Ordering::SeqCst) {
+            self.task().wake_by_ref();
+        }
     }
 }
 
@@ -47,7 +51,11 @@ impl Default for WakeGate {
     /// An open gate: the waits were never polled.
     fn default() -> Self {
         let task = Waker::noop();
-        let wakeup = Arc::new(GateWakeup { is_open: AtomicBool::new(true), task: Mutex::new(task.clone()) });
+        let wakeup = Arc::new(GateWakeup {
+            is_open: AtomicBool::new(true),
+            is_quiet: AtomicBool::new(false),
+            task: Mutex::new(task.clone()),
+        });
         let waker = Waker::from(Arc::clone(&wakeup));
         Self { wakeup, waker, task: task.clone() }
     }
@@ -59,6 +67,23 @@ impl WakeGate {
         self.wakeup.is_open.store(true, Ordering::SeqCst);
     }
 
+    /// True if the next [`WakeGate::poll`] polls the waits.
+    fn is_open(&self) -> bool {
+        self.wakeup.is_open.load(Ordering::SeqCst)
+    }
+
+    /// Calls `work`, the task's own work, which wakes waits behind the gate. Such a wakeup opens the gate and
+    /// does not wake the task. True if `work` has opened the gate, which the caller then polls; false for a
+    /// gate that was open before, since it has woken the task.
+    #[must_use]
+    pub fn quietly(&self, work: impl FnOnce()) -> bool {
+        let was_open = self.is_open();
+        self.wakeup.is_quiet.store(true, Ordering::SeqCst);
+        work();
+        self.wakeup.is_quiet.store(false, Ordering::SeqCst);
+        !was_open && self.is_open()
+    }
+
     /// Calls `poll`, which polls the waits behind the gate, if the gate is open. A pending `poll` closes the
     /// gate until a wait's wakeup.
     pub fn poll<T>(&mut self, cx: &Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
@@ -68,7 +93,7 @@ impl WakeGate {
             self.wakeup.task().clone_from(cx.waker());
         }
         // Nearly always closed: a load costs less than a swap.
-        if !self.wakeup.is_open.load(Ordering::SeqCst) {
+        if !self.is_open() {
             return Poll::Pending;
         }
         self.wakeup.is_open.store(false, Ordering::SeqCst);
@@ -120,6 +145,30 @@ mod tests {
         assert_eq!((pending(&mut gate).0, pending(&mut gate).0), (2, 2));
         gate.open();
         assert_eq!(pending(&mut gate).0, 3);
+    }
+
+    #[test]
+    fn a_wakeup_by_the_tasks_own_work_opens_the_gate_and_wakes_nobody() {
+        let wakes = Arc::new(Wakes::default());
+        let task = Waker::from(Arc::clone(&wakes));
+        let cx = Context::from_waker(&task);
+        let mut gate = WakeGate::default();
+        let mut own = None;
+        let mut wait = |gate: &mut WakeGate| {
+            let polled = gate.poll(&cx, |cx| -> Poll<()> {
+                own = Some(cx.waker().clone());
+                Poll::Pending
+            });
+            assert!(polled.is_pending());
+            own.clone().expect("polled")
+        };
+        let waker = wait(&mut gate);
+        assert!(!gate.quietly(|| ()));
+        assert!(gate.quietly(|| waker.wake_by_ref()));
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 0);
+        wait(&mut gate).wake_by_ref();
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 1, "after the work, a wakeup reaches the task");
+        assert!(!gate.quietly(|| waker.wake_by_ref()), "the gate was open before");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::downstream::http2_server::{Http2Server, is_flood};
 use crate::downstream::read_turns::{ReadTurn, TurnReader};
 use crate::downstream::served_streams::{PausableReader, ServedStreams};
 use crate::downstream::socket_progress::SocketProgress;
+use crate::downstream::turn_length::{ShardTurns, TurnLength};
 use crate::io::coalesce::{Coalesce, FinalMessage, coalesce};
 use crate::tasks::Tasks;
 
@@ -47,6 +48,7 @@ where
 /// An HTTP/2 connection, with its turns and its last words.
 pub(super) struct Http2Connection<T, S, F, B> {
     server: Http2Server<Coalesce<PausableReader<TurnReader<T>>>, S, F, B>,
+    length: TurnLength,
     turn: Rc<ReadTurn>,
     last_words: FinalMessage<PausableReader<TurnReader<T>>>,
 }
@@ -70,12 +72,13 @@ where
         Self::Http1(Box::new(Http1Server::new(io, bounds.header_size, progress, streams, answer)))
     }
 
-    /// Serves HTTP/2. The connection's writes are sent by a task among `tasks`.
+    /// Serves HTTP/2. The connection's writes are sent by a task among `tasks`; `turns` counts its turns.
     pub(super) fn http2(
         io: T,
         bounds: ConnectionBounds,
         progress: &Rc<SocketProgress>,
         streams: &Rc<ServedStreams>,
+        turns: ShardTurns,
         tasks: &Tasks,
         answer: S,
     ) -> Self {
@@ -85,7 +88,8 @@ where
         let last_words = io.inner().last_words();
         let interval = bounds.pings.map(|pings| pings.interval);
         let server = Http2Server::new(&settings(bounds), io.into_inner(), interval, progress, answer);
-        Self::Http2(Box::new(Http2Connection { server, turn, last_words }))
+        let length = TurnLength::new(turns);
+        Self::Http2(Box::new(Http2Connection { server, length, turn, last_words }))
     }
 
     /// Serves the connection until its end. If `leaves`, no new requests are accepted, and the connection
@@ -94,8 +98,9 @@ where
         match self {
             Self::Http1(server) => server.poll_serve(cx, leaves).map(|()| ClientConnectionEnd::Well),
             Self::Http2(connection) => {
-                connection.turn.begin();
-                connection.server.poll_serve(cx, leaves).map(how_it_ended)
+                let length = connection.length.begin();
+                connection.turn.begin(length);
+                connection.server.poll_serve(cx, length, leaves).map(how_it_ended)
             }
         }
     }
