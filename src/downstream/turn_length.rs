@@ -3,7 +3,7 @@
 //!
 //! Owns: the count of the shard's turns. Must not know: a turn's work. A short turn lets others go on soon; a
 //! long turn sends more with one system call, to the client and to the members.
-//! Invariant: after a turn of another connection, [`CAREFUL`] turns are short.
+//! Invariant: after a turn of another connection, `CAREFUL` turns are short.
 
 use std::cell::Cell;
 use std::rc::Rc;
