@@ -8,6 +8,7 @@ pub mod kill_switch;
 pub mod listening_sockets;
 pub mod service_manager;
 pub mod socket_passing;
+mod write_buffer;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 

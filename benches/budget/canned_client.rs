@@ -3,6 +3,7 @@
 //! Owns: the requests' bytes, with the header fields of etcd's Go client. Must not know: if Keyward or the member
 //! answers.
 
+use std::collections::BTreeMap;
 use std::task::Context;
 
 use keyward::pb::etcdserverpb::watch_request::RequestUnion;
@@ -48,6 +49,8 @@ struct ReceivedAnswers {
     ended: usize,
     messages: usize,
     last: Vec<u8>,
+    /// The answers of several DATA frames, by stream: the bytes received so far.
+    in_parts: BTreeMap<u32, usize>,
 }
 
 impl ReceivedAnswers {
@@ -56,11 +59,25 @@ impl ReceivedAnswers {
         if frame.kind != DATA || frame.payload.is_empty() {
             return;
         }
+        if !expected.is_empty() && frame.payload.len() < expected.len() {
+            return self.take_part(frame, expected);
+        }
         assert!(expected.is_empty() || frame.payload == expected, "another answer: {:?}", frame.payload);
         for message in messages(frame.payload) {
             self.messages += 1;
             self.last.clear();
             self.last.extend_from_slice(message);
+        }
+    }
+
+    fn take_part(&mut self, frame: &Http2Frame<'_>, expected: &[u8]) {
+        let begin = self.in_parts.remove(&frame.stream).unwrap_or_default();
+        let end = begin + frame.payload.len();
+        assert!(expected.get(begin..end) == Some(frame.payload), "another answer, from byte {begin} on");
+        if end == expected.len() {
+            self.messages += 1;
+        } else {
+            self.in_parts.insert(frame.stream, end);
         }
     }
 }

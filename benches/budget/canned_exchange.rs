@@ -2,7 +2,7 @@
 //! the tools that count instructions, allocations and copied bytes (`benches/budget/run`).
 //!
 //! ```text
-//! canned_exchange keyward|direct put|range|watch|shared_watch OPERATIONS
+//! canned_exchange keyward|direct put|range|large_range|watch|shared_watch OPERATIONS
 //! ```
 //!
 //! With `direct`, the client's connection leads to the member: the cost of client, member and pipes alone. Owns: the
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    let usage = "usage: canned_exchange keyward|direct put|range|watch|shared_watch OPERATIONS";
+    let usage = "usage: canned_exchange keyward|direct put|range|large_range|watch|shared_watch OPERATIONS";
     // Without stderr, the exit code alone tells the fault.
     drop(writeln!(std::io::stderr(), "{usage}"));
     ExitCode::from(64)
@@ -132,7 +132,7 @@ impl CannedExchange {
     async fn turn(&mut self, workload: Workload) {
         self.client.begin();
         match workload {
-            Workload::Put | Workload::Range => {
+            Workload::Put | Workload::Range | Workload::LargeRange => {
                 (0..AT_ONCE).for_each(|_| self.client.send_call());
                 self.until_received(AT_ONCE, AT_ONCE).await;
             }

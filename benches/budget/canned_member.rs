@@ -21,6 +21,8 @@ use crate::workload::{CLUSTER, FIRST_REVISION, KEY, MEMBER, VALUE};
 
 /// `:status: 200`, from HTTP/2's static table.
 const STATUS_200: u8 = 0x88;
+/// Bytes of a message in one DATA frame at most, as etcd's server sends.
+const LONGEST_DATA: usize = 16 * 1024;
 
 pub(crate) struct CannedMember {
     dialled: mpsc::Receiver<DuplexStream>,
@@ -59,11 +61,11 @@ impl CannedAnswer {
         append_kept(&mut indices, 3);
         let later_head = [&[STATUS_200], &indices[..1]].concat();
         let answer = |head: &[u8], trailers: &[u8]| {
-            FrameTemplate::default().with(HEADERS, END_HEADERS, head).with(DATA, 0, &encode(message)).with(
-                HEADERS,
-                END_HEADERS | END_STREAM,
-                trailers,
-            )
+            let head = FrameTemplate::default().with(HEADERS, END_HEADERS, head);
+            let data = encode(message);
+            let pieces = data.chunks(LONGEST_DATA);
+            let answer = pieces.fold(head, |answer, piece| answer.with(DATA, 0, piece));
+            answer.with(HEADERS, END_HEADERS | END_STREAM, trailers)
         };
         Self { first: answer(&head, &trailers), later: answer(&later_head, &indices[1..]) }
     }

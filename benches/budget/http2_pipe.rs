@@ -88,6 +88,8 @@ pub(crate) struct Http2Pipe {
     received: ReceivedBytes,
     /// Bytes to send.
     pub(crate) outgoing: Vec<u8>,
+    /// Bytes at the front of `outgoing` that were sent already.
+    sent: usize,
     awaits_preface: bool,
 }
 
@@ -109,7 +111,7 @@ impl Http2Pipe {
         append_frame(&mut outgoing, SETTINGS, 0, 0, &[0, 4, a, b, c, d]);
         append_frame(&mut outgoing, WINDOW_UPDATE, 0, 0, &(LARGEST_WINDOW - FIRST_WINDOW).to_be_bytes());
         let received = ReceivedBytes { buffer: vec![0; PIPE], begin: 0, end: 0 };
-        Self { stream, received, outgoing, awaits_preface }
+        Self { stream, received, outgoing, sent: 0, awaits_preface }
     }
 
     /// Sends the outgoing bytes, and receives until the pipe is empty. `on_frame` gets every frame of a stream, and
@@ -146,10 +148,13 @@ impl Http2Pipe {
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>) {
-        while !self.outgoing.is_empty() {
-            let Poll::Ready(sent) = Pin::new(&mut self.stream).poll_write(cx, &self.outgoing) else { return };
-            self.outgoing.drain(..sent.expect("the pipe is open"));
+        while self.sent < self.outgoing.len() {
+            let unsent = &self.outgoing[self.sent..];
+            let Poll::Ready(sent) = Pin::new(&mut self.stream).poll_write(cx, unsent) else { return };
+            self.sent += sent.expect("the pipe is open");
         }
+        self.sent = 0;
+        self.outgoing.clear();
     }
 
     /// True if bytes were received.

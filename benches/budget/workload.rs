@@ -13,6 +13,8 @@ pub(crate) const PASSWORD: &str = "right";
 pub(crate) const KEY: &str = "/registry/services/endpoints/default/kubernetes";
 /// Bytes of a value.
 pub(crate) const VALUE: usize = 256;
+/// Bytes of a large value.
+const LARGE_VALUE: usize = 64 * 1024;
 /// Calls, or watches, at the same time on the one connection.
 pub(crate) const AT_ONCE: usize = 8;
 /// The revision at the beginning. Later revisions have as many bytes.
@@ -25,6 +27,8 @@ pub(crate) enum Workload {
     Put,
     /// A linearizable Range of one key, [`AT_ONCE`] at a time.
     Range,
+    /// A linearizable Range of one key with a large value, [`AT_ONCE`] at a time.
+    LargeRange,
     /// An event delivered to a watch; [`AT_ONCE`] watches of the key, each on a stream of its own.
     Watch,
     /// An event delivered to a watch; [`AT_ONCE`] watches of the key, all on one stream.
@@ -36,6 +40,7 @@ impl Workload {
         match name {
             "put" => Some(Self::Put),
             "range" => Some(Self::Range),
+            "large_range" => Some(Self::LargeRange),
             "watch" => Some(Self::Watch),
             "shared_watch" => Some(Self::SharedWatch),
             _ => None,
@@ -45,14 +50,15 @@ impl Workload {
     /// Path, request and answer of a unary call; empty for watches.
     pub(crate) fn call(self) -> (&'static str, Vec<u8>, Vec<u8>) {
         let header = Some(header(FIRST_REVISION));
-        let value = || vec![b'v'; VALUE].into();
+        let length = if self == Self::LargeRange { LARGE_VALUE } else { VALUE };
+        let value = || vec![b'v'; length].into();
         match self {
             Self::Put => {
                 let request = PutRequest { key: KEY.into(), value: value(), ..PutRequest::default() };
                 let answer = PutResponse { header, prev_kv: None };
                 ("/etcdserverpb.KV/Put", request.encode_to_vec(), answer.encode_to_vec())
             }
-            Self::Range => {
+            Self::Range | Self::LargeRange => {
                 let request = RangeRequest { key: KEY.into(), ..RangeRequest::default() };
                 let kv = KeyValue {
                     key: KEY.into(),
@@ -72,7 +78,7 @@ impl Workload {
     /// Watch streams, and watches on each stream.
     pub(crate) fn watches(self) -> (usize, usize) {
         match self {
-            Self::Put | Self::Range => (0, 0),
+            Self::Put | Self::Range | Self::LargeRange => (0, 0),
             Self::Watch => (AT_ONCE, 1),
             Self::SharedWatch => (1, AT_ONCE),
         }

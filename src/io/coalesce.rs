@@ -17,20 +17,14 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
 
-use bytes::{Buf, BytesMut};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Buffered bytes at which writers must wait: enough for 8 frames of the default size, small compared with
-/// the socket's own buffer.
-const HIGH_WATER: usize = 128 * 1024;
-
-/// Buffers grown beyond this size are freed when empty, so that idle connections stay small.
-const KEEP: usize = 16 * 1024;
+use crate::io::write_buffer::{HIGH_WATER, WriteBuffer};
 
 struct CoalesceState<T> {
     io: T,
-    pending: BytesMut,
+    pending: WriteBuffer,
     /// The flusher's waker, while the buffer is empty.
     flusher: Option<Waker>,
     /// The flusher's waker, while the socket accepts no bytes. A socket stores a single waker for writing,
@@ -60,7 +54,7 @@ pub fn coalesce<T: AsyncRead + AsyncWrite + Unpin>(
 ) -> (TokioIo<Coalesce<T>>, impl Future<Output = ()>) {
     let shared = Rc::new(RefCell::new(CoalesceState {
         io,
-        pending: BytesMut::new(),
+        pending: WriteBuffer::default(),
         flusher: None,
         blocked: None,
         writer: None,
@@ -89,7 +83,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> FinalMessage<T> {
             if shared.failed.is_some() {
                 return;
             }
-            shared.pending.extend_from_slice(bytes);
+            shared.pending.append(bytes);
             shared.wake_flusher();
         }
         let mut dropped = [0; 4096];
@@ -184,7 +178,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> CoalesceState<T> {
         };
         if done.is_some() {
             self.failed = done;
-            self.pending = BytesMut::new();
+            self.pending.clear();
         }
         self.wake_writer();
         Poll::Ready(())
@@ -192,7 +186,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> CoalesceState<T> {
 
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.pending.is_empty() {
-            let sent = ready!(Pin::new(&mut self.io).poll_write(cx, &self.pending))?;
+            let sent = ready!(Pin::new(&mut self.io).poll_write(cx, self.pending.unsent()))?;
             if sent == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -200,9 +194,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> CoalesceState<T> {
             if self.pending.len() < HIGH_WATER {
                 self.wake_writer();
             }
-        }
-        if self.pending.capacity() > KEEP {
-            self.pending = BytesMut::new();
         }
         // TLS buffers records internally: flush the records to the socket too.
         Pin::new(&mut self.io).poll_flush(cx)
@@ -237,7 +228,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
             shared.wake_flusher();
             return Poll::Pending;
         }
-        shared.pending.extend_from_slice(bytes);
+        shared.pending.append(bytes);
         shared.wake_flusher();
         Poll::Ready(Ok(bytes.len()))
     }
