@@ -10,9 +10,9 @@ use std::cell::Cell;
 /// The largest buffer that an idle connection keeps.
 const KEEP: usize = 16 * 1024;
 
-/// Buffered bytes at which writers must wait. A busy connection with large values sends so many bytes with one
-/// system call, and each call may wake the peer's process: with half as many bytes, a call with a value of
-/// 64 KiB costs a tenth more CPU time. Small compared with the socket's own buffer.
+/// Buffered bytes at which writers must wait. A busy connection with large values sends so many bytes with
+/// one system call, and each call may wake the peer's process: with half as many bytes, a call with a value
+/// of 64 KiB costs a tenth more CPU time. Small compared with the socket's own buffer.
 pub(super) const HIGH_WATER: usize = 256 * 1024;
 
 /// The size of a large buffer. While a slow peer takes few bytes at a time, the unsent bytes are moved to the
