@@ -55,11 +55,17 @@ struct ReceivedAnswers {
 
 impl ReceivedAnswers {
     fn take_frame(&mut self, frame: &Http2Frame<'_>, expected: &[u8]) {
-        self.ended += usize::from(frame.ends_stream());
-        if frame.kind != DATA || frame.payload.is_empty() {
-            return;
+        if frame.kind == DATA && !frame.payload.is_empty() {
+            self.take_data(frame, expected);
         }
-        if !expected.is_empty() && frame.payload.len() < expected.len() {
+        if frame.ends_stream() {
+            self.ended += 1;
+            assert!(!self.in_parts.contains_key(&frame.stream), "an answer ends too early");
+        }
+    }
+
+    fn take_data(&mut self, frame: &Http2Frame<'_>, expected: &[u8]) {
+        if frame.payload.len() < expected.len() {
             return self.take_part(frame, expected);
         }
         assert!(expected.is_empty() || frame.payload == expected, "another answer: {:?}", frame.payload);
