@@ -73,7 +73,11 @@ impl WriteBuffer {
         self.bytes.drain(..self.sent);
         self.sent = 0;
         let needed = self.bytes.len() + more;
-        if needed <= KEEP || needed > LARGE {
+        if needed <= KEEP {
+            // Not by `reserve`: it doubles the capacity, which from 10 KiB on leads past `KEEP`.
+            let capacity = needed.next_power_of_two();
+            self.bytes.reserve_exact(capacity - self.bytes.len());
+        } else if needed > LARGE {
             self.bytes.reserve(more);
         } else if self.bytes.capacity() < needed {
             let mut large = SPARE.try_with(Cell::take).unwrap_or_default();
@@ -95,7 +99,7 @@ fn release(mut bytes: Vec<u8>) {
     if bytes.capacity() == LARGE {
         bytes.clear();
         // During the thread's end there is no spare any more.
-        let _ = SPARE.try_with(|spare| spare.set(bytes));
+        SPARE.try_with(|spare| spare.set(bytes)).ok();
     }
 }
 
@@ -142,6 +146,20 @@ mod tests {
             }
         }
         assert_eq!(spare(), LARGE);
+    }
+
+    #[test]
+    fn a_connection_keeps_its_small_buffer() {
+        let mut buffer = WriteBuffer::default();
+        for length in [1, 100, 10_000, 12_000, KEEP] {
+            buffer.append(&vec![1; length]);
+            let place = buffer.bytes.as_ptr();
+            buffer.advance(length);
+            assert!((length..=KEEP).contains(&buffer.bytes.capacity()), "{length} bytes");
+            buffer.append(&vec![2; length]);
+            assert_eq!(buffer.bytes.as_ptr(), place, "{length} bytes");
+            buffer.advance(length);
+        }
     }
 
     #[test]
