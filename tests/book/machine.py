@@ -8,7 +8,6 @@ import base64
 import os
 import resource
 import select
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -17,11 +16,6 @@ import tools
 from tools import CACHE, ROOT, Failed, expect, output, run, say, wait_for
 
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
-# Program and Debian package.
-PROGRAMS = {
-    "/lib/systemd/systemd": "systemd", "curl": "curl", "haproxy": "haproxy", "ip": "iproute2", "jq": "jq", "kubectl": "kubernetes-client",
-    "openssl": "openssl", "pidof": "sysvinit-utils", "unshare": "util-linux", "useradd": "passwd",
-}
 # The hosts of the book. The members have a network of their own (setup.sh), so that every port here is free.
 HOSTS = """\
 127.0.0.1 localhost etcd.example.com
@@ -83,17 +77,6 @@ pivot_root . mnt
 exec env -i container=keyward-test PATH=/usr/sbin:/usr/bin:/sbin:/bin \\
   sh -c 'cd / && umount --lazy /mnt && exec /lib/systemd/systemd --unit=book.target'
 """
-
-
-def install_programs():
-    missing = [package for program, package in PROGRAMS.items() if not shutil.which(program)]
-    if not missing:
-        return
-    say(f"installing {' '.join(missing)}")
-    expect(shutil.which("apt-get"), f"missing, and no apt-get: {' '.join(missing)}")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    run("apt-get", "-qq", "update", env=environment)
-    run("apt-get", "-qq", "install", "-y", "--no-install-recommends", *missing, env=environment, limit=900)
 
 
 def programs():

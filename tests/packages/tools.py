@@ -19,16 +19,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keyward"
 OUT = ROOT / "target" / "package"
+AGAIN = ROOT / "tests" / "again"
 
 CARGO_DEB, CARGO_CYCLONEDX, HELM = "3.8.0", "0.5.9", "v3.22.0"
 # The schemas of Kubernetes' own objects and of the Prometheus operator's, and yaml.
 SCHEMAS = {"kubernetes-validate": "1.37.0", "cloudcoil-models-prometheus-operator": "0.80.1.0"}
 SUITE = "bookworm"
-# Program and Debian package: what every part needs, what the Debian package's needs, and what one does that mounts.
-PROGRAMS = {"musl-gcc": "musl-tools", "objcopy": "binutils", "unshare": "util-linux"}
-DEB_PROGRAMS = {"dpkg-deb": "dpkg", "lintian": "lintian", "xz": "xz-utils"}
-CHROOT_PROGRAMS = {"mmdebstrap": "mmdebstrap", "openssl": "openssl"}
-IMAGE_PROGRAMS = {"podman": "podman", "crun": "crun"}
+# Programs of the table in tests/install: what every part needs, what the Debian package's needs, and what one does that mounts.
+PROGRAMS = ["musl-gcc", "objcopy", "unshare"]
+DEB_PROGRAMS = ["dpkg-deb", "lintian", "xz"]
+CHROOT_PROGRAMS = ["mmdebstrap", "openssl"]
+IMAGE_PROGRAMS = ["podman", "crun"]
 # Keyward in front of an etcd without auth, as the image and the installed package run it.
 CONFIGURATION = """
 [[listener]]
@@ -189,17 +190,9 @@ def no_chroot():
     return None if tried.returncode == 0 else tried.stderr.strip()
 
 
-def install_programs(*wanted):
-    """Installs programs of Debian; each of `wanted` gives the package of every program."""
-    missing = [package for programs in wanted for program, package in programs.items() if not shutil.which(program)]
-    if missing:
-        say(f"installing {' '.join(missing)}")
-        expect(shutil.which("apt-get"), f"missing, and no apt-get here: {' '.join(missing)}")
-        apt = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
-        if os.geteuid() != 0:
-            apt = ["sudo", "--non-interactive", *apt]
-        run(*apt, "update")
-        run(*apt, "install", "-y", "--no-install-recommends", *missing, limit=900)
+def install_programs(programs):
+    """Installs programs of Debian, by the table in tests/install."""
+    run(ROOT / "tests" / "install", *programs, limit=1800)
 
 
 def cargo_tool(name, wanted, *options):
@@ -208,7 +201,7 @@ def cargo_tool(name, wanted, *options):
         say(f"building {name} {wanted} once, into {home}")
         with tempfile.TemporaryDirectory() as target:
             environment = {**os.environ, "CARGO_TARGET_DIR": target, "CARGO_PROFILE_DEV_DEBUG": "0"}
-            run("cargo", "install", "--quiet", "--debug", "--locked", "--version", wanted, "--root", home, *options, name,
+            run(AGAIN, name, "cargo", "install", "--quiet", "--debug", "--locked", "--version", wanted, "--root", home, *options, name,
                 env=environment, limit=1800)
 
 
@@ -218,7 +211,7 @@ def helm():
         say(f"building helm {HELM} once, into {home}")
         go = subprocess.run([ROOT / "tests" / "get-etcd", "--go"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
         environment = {**os.environ, "GOBIN": str(home / "bin"), "CGO_ENABLED": "0", "GOFLAGS": "-mod=mod"}
-        run(go, "install", "-trimpath", "-ldflags=-s -w", f"helm.sh/helm/v3/cmd/helm@{HELM}", env=environment, limit=1800)
+        run(AGAIN, f"helm {HELM}", go, "install", "-trimpath", "-ldflags=-s -w", f"helm.sh/helm/v3/cmd/helm@{HELM}", env=environment, limit=1800)
     return home / "bin" / "helm"
 
 
@@ -232,7 +225,7 @@ def schemas():
         # Without ensurepip, which is a package of its own in Debian.
         run(sys.executable, "-m", "venv", "--without-pip", home)
         target = output(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-        run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action=ignore",
+        run(AGAIN, "the schemas", sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action=ignore",
             "--target", target, *(f"{name}=={wanted}" for name, wanted in SCHEMAS.items()), limit=600)
         (home / "complete").touch()
     return python
@@ -244,6 +237,6 @@ def debian_root():
     if not archive.exists():
         say(f"making a Debian {SUITE} once, into {archive}")
         making = archive.with_suffix(".making.tar")
-        run("mmdebstrap", "--quiet", "--variant=essential", "--include=systemd,adduser", SUITE, making, limit=900)
+        run(AGAIN, f"Debian {SUITE}", "mmdebstrap", "--quiet", "--variant=essential", "--include=systemd,adduser", SUITE, making, limit=900)
         making.rename(archive)
     return archive

