@@ -6,8 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use keyward::pb::etcdserverpb::{DeleteRangeRequest, PutRequest};
@@ -16,6 +14,7 @@ use tempfile::TempDir;
 
 use crate::chaos::door::{Door, within};
 use crate::harness::binary::{Version, full};
+use crate::harness::client_program::client_program;
 use crate::harness::key_history::{self, KeyChange};
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::process::Process;
@@ -55,7 +54,13 @@ impl Gateway {
         let (paths, watch_timeout) = (PATHS.to_string(), watch_timeout.to_string());
         let mut args = vec!["--hosts", &hosts, "--user", "apisix", "--password-file", &secret];
         args.extend(["--prefix", "/apisix/", "--paths", &paths, "--watch-timeout", &watch_timeout]);
-        let process = Process::start("apisix", &program(), args, &[], &folder.path().join("record"));
+        let process = Process::start(
+            "apisix",
+            &client_program("apisix", &[]),
+            args,
+            &[],
+            &folder.path().join("record"),
+        );
         process.wrote(LIMIT, "ready", |text| text.contains("\"kind\": \"ready\"").then_some(())).await;
         Gateway { process, _folder: folder }
     }
@@ -157,13 +162,6 @@ async fn ledger(cluster: &Cluster) -> BTreeMap<usize, Vec<KeyChange>> {
         ledger.entry(path.expect("a key of ours")).or_default().push(change);
     }
     ledger
-}
-
-fn program() -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/apisix/build");
-    let built = Command::new(script).stderr(Stdio::inherit()).output().expect("the build script runs");
-    assert!(built.status.success(), "the client cannot be built");
-    String::from_utf8(built.stdout).expect("a path").trim().into()
 }
 
 async fn cluster(version: &Version) -> Cluster {

@@ -18,8 +18,8 @@ use time::format_description::well_known::Rfc3339;
 use tonic::Status;
 use tonic::transport::Channel;
 
-use crate::chaos::families::built;
 use crate::harness::binary::{Version, full};
+use crate::harness::client_program::client_program;
 use crate::harness::keyward::{Keyward, Site, program};
 use crate::harness::pki::Pki;
 use crate::harness::process::Process;
@@ -334,7 +334,7 @@ impl OtlpReceiver {
     const UNAVAILABLE: &str = "2";
 
     async fn start() -> Self {
-        let program = built("otlp", &[]);
+        let program = client_program("otlp", &[]);
         let site = Site::new();
         let pki = Pki::new(&site.file("collector"));
         let (pair, secret) = (pki.server(), site.write("authorization", Self::AUTHORIZATION));

@@ -1,10 +1,9 @@
 //! Must show 4 of the JSON face, curl: the commands of etcd's own documentation page get the same answers through Keyward as directly.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::harness::binary::full;
+use crate::harness::client_program::client_program;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::process::Process;
 use crate::harness::{Cluster, Options, newest, password, versions};
@@ -13,18 +12,11 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Steps of the script.
 const STEPS: usize = 18;
 
-fn script() -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/curl/build");
-    let built = Command::new(script).stderr(Stdio::inherit()).output().expect("the build script runs");
-    assert!(built.status.success(), "curl is missing");
-    String::from_utf8(built.stdout).expect("a path").trim().into()
-}
-
 /// Runs the page's commands; all answers must be the expected ones.
 async fn run(url: &str, cluster: &Cluster, label: &str) {
     let log = cluster.folder().join("curl");
     let secret = password("root");
-    let process = Process::start("curl", &script(), [url, &secret], &[], &log);
+    let process = Process::start("curl", &client_program("curl", &[]), [url, &secret], &[], &log);
     let exit = process.ended(LIMIT).await;
     let output = process.output();
     println!("{} {label}:\n{output}", cluster.version());

@@ -3,13 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::harness::binary::{Version, full};
+use crate::harness::client_program::client_program;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::process::Process;
 use crate::harness::{Auth, Cluster, Options, newest, password, versions};
@@ -20,13 +19,6 @@ const ALL: (&str, u64) = ("", 40);
 /// One that writes and reads.
 const ONE: &str = "test_client_with_keys_and_values";
 
-fn program() -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/etcd3gw/build");
-    let built = Command::new(script).stderr(Stdio::inherit()).output().expect("the build script runs");
-    assert!(built.status.success(), "the client cannot be built");
-    String::from_utf8(built.stdout).expect("a path").trim().into()
-}
-
 /// The tests by outcome, with what failed ones said.
 async fn suite(
     address: SocketAddr,
@@ -36,7 +28,13 @@ async fn suite(
 ) -> BTreeMap<String, Vec<String>> {
     let log = cluster.folder().join(format!("suite {label}"));
     let port = address.port().to_string();
-    let process = Process::start("etcd3gw", &program(), ["--port", &port, "--only", only], &[], &log);
+    let process = Process::start(
+        "etcd3gw",
+        &client_program("etcd3gw", &[]),
+        ["--port", &port, "--only", only],
+        &[],
+        &log,
+    );
     let exit = process.ended(LIMIT).await;
     assert!(exit.success(), "{label}: {}", process.tail());
     let mut outcomes = BTreeMap::<String, Vec<String>>::new();

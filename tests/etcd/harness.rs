@@ -5,6 +5,7 @@
 
 pub(crate) mod binary;
 pub(crate) mod client;
+pub(crate) mod client_program;
 pub(crate) mod cluster;
 pub(crate) mod ctl;
 pub(crate) mod dns;

@@ -10,6 +10,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::harness::client_program::client_program;
 use crate::harness::prometheus::{RULES, programs};
 
 /// The alerts that only `promtool test rules` fires: a member so slow that it is ejected for good, 5,000 raft entries behind, and a
@@ -70,12 +71,9 @@ fn promtool_finds_no_fault_and_fires_and_resolves_every_alert() {
 /// Reads the dashboard by the types of Grafana's own schema.
 #[test]
 fn grafanas_schema_accepts_the_dashboard() {
-    let build = root().join("tests/clients/dashboard/build");
-    let built = Command::new(build).stderr(Stdio::inherit()).output().expect("the build script runs");
-    assert!(built.status.success(), "tests/clients/dashboard cannot be built");
-    let program = String::from_utf8(built.stdout).expect("a path");
+    let program = client_program("dashboard", &[]);
     let check = |dashboard: &str| {
-        let mut child = Command::new(program.trim());
+        let mut child = Command::new(&program);
         let child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.expect("the program runs");
         child.stdin.take().expect("piped").write_all(dashboard.as_bytes()).expect("it reads its input");

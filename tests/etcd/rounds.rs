@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::chaos::families::built;
+use crate::harness::client_program::client_program;
 use crate::harness::pki::Pair;
 use crate::harness::process::Process;
 use crate::harness::{Cluster, password, wait};
@@ -51,7 +51,7 @@ const fn plain(name: &'static str, folder: &'static str, args: &'static [&'stati
 impl Family {
     /// The program. Asked for before anything runs on this thread: asking blocks.
     pub(crate) fn program(&self) -> PathBuf {
-        built(self.folder, self.args)
+        client_program(self.folder, self.args)
     }
 }
 

@@ -19,9 +19,10 @@ use tonic::{Request, transport::Channel};
 use tonic_prost::ProstCodec;
 
 use crate::{
-    chaos::families::built,
     harness::{
-        Auth, Cluster, Options, evidence, http,
+        Auth, Cluster, Options,
+        client_program::client_program,
+        evidence, http,
         keyward::{Keyward, Site},
         newest, password, ports,
         process::Process,
@@ -81,7 +82,7 @@ impl Collector {
         fs::write(file("collector.yaml"), config).expect("the file can be written");
         let args = ["--config".to_owned(), file("collector.yaml").display().to_string()];
         let log = file("collector.log");
-        let process = Process::start("collector", &built("collector", &[]), args, &[], &log);
+        let process = Process::start("collector", &client_program("collector", &[]), args, &[], &log);
         let ready = |text: &str| text.contains("Everything is ready").then_some(());
         process.wrote(LIMIT, "that it is ready", ready).await;
         Self { process, http: http.port(), grpc: grpc.port(), folder }

@@ -3,10 +3,9 @@
 //! Owns: the list. Must not know what a watch is for. To add one: a folder under `tests/clients` whose `build` prints the path of a
 //! program that keeps the contract of `watchers` (see `tests/clients/README.md`), and a row here.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::path::PathBuf;
+
+use crate::harness::client_program::client_program;
 
 /// One client library.
 #[derive(Debug)]
@@ -99,22 +98,6 @@ impl User {
 
 impl Family {
     pub(crate) fn program(&self) -> PathBuf {
-        built(self.folder, self.args)
+        client_program(self.folder, self.args)
     }
-}
-
-/// The program of a folder under `tests/clients`, which `tests/run` has built before. Blocks while it is asked for, once per
-/// process.
-pub(crate) fn built(folder: &'static str, args: &'static [&'static str]) -> PathBuf {
-    static FOUND: Mutex<BTreeMap<(&str, &[&str]), PathBuf>> = Mutex::new(BTreeMap::new());
-    let mut found = FOUND.lock().expect("no holder panics, or every test must");
-    let program = found.entry((folder, args)).or_insert_with(|| {
-        let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients");
-        let mut build = Command::new(clients.join(folder).join("build"));
-        let built = build.args(args).stderr(Stdio::inherit()).output();
-        let built = built.expect("the build script runs");
-        assert!(built.status.success(), "the program of {folder} {args:?} cannot be built");
-        String::from_utf8(built.stdout).expect("a path").trim().into()
-    });
-    program.clone()
 }

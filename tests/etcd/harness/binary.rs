@@ -1,6 +1,6 @@
 //! Which etcd versions a run covers, and where their programs are.
 //!
-//! Owns: reading `tests/versions.toml`, asking `tests/get-etcd`. Must not know how a version is fetched or run.
+//! Owns: reading `tests/versions.toml`, finding a version in the cache of `tests/get-etcd`. Must not know how a version is fetched or run.
 
 use std::{
     collections::HashMap,
@@ -72,22 +72,32 @@ impl Version {
         self.folder().join("etcdctl")
     }
 
-    /// Asks `tests/get-etcd` once per process; blocks while it fetches or builds, which `tests/run` has done before.
+    /// The folder of both programs. Each test is a process of its own, so the cache is looked into before `tests/get-etcd` is asked,
+    /// which takes a python; `tests/get-etcd` alone judges `ETCD_BIN`, and fetches or builds what is missing.
     fn folder(&self) -> PathBuf {
         static FOUND: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
         let mut found = FOUND.lock().expect("no holder panics, or every test must");
         let folder = found.get_or_insert_default().entry(self.to_string()).or_insert_with(|| {
-            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/get-etcd");
-            let asked = Command::new(script)
-                .arg(self.to_string())
-                .stdin(Stdio::null())
-                .stderr(Stdio::inherit())
-                .output();
-            let asked = asked.expect("tests/get-etcd can be run (it needs python3)");
-            assert!(asked.status.success(), "tests/get-etcd {self} failed; its reason is above");
-            PathBuf::from(String::from_utf8(asked.stdout).expect("a path in UTF-8").trim_end())
+            self.cached().filter(|_| env::var_os("ETCD_BIN").is_none()).unwrap_or_else(|| self.fetched())
         });
         folder.clone()
+    }
+
+    /// This version's entry in the cache. `tests/get-etcd` renames an entry to its place when it is complete.
+    fn cached(&self) -> Option<PathBuf> {
+        let named = env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+        let cache = named.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cache")))?;
+        Some(cache.join("keyward/etcd").join(self.to_string())).filter(|folder| folder.is_dir())
+    }
+
+    /// Asks `tests/get-etcd`; blocks while it fetches or builds, which `tests/run` has done before.
+    fn fetched(&self) -> PathBuf {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/get-etcd");
+        let asked =
+            Command::new(script).arg(self.to_string()).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+        let asked = asked.expect("tests/get-etcd can be run (it needs python3)");
+        assert!(asked.status.success(), "tests/get-etcd {self} failed; its reason is above");
+        PathBuf::from(String::from_utf8(asked.stdout).expect("a path in UTF-8").trim_end())
     }
 }
 

@@ -1,14 +1,14 @@
 //! The real Go clients of `tests/clients/go`: started, and their record read.
 //!
-//! Owns: building and running `kwclient`, its JSON lines. Must not know what a scenario proves.
+//! Owns: running `kwclient`, its JSON lines. Must not know what a scenario proves.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::client_program::client_program;
 use super::process::Process;
 use super::{password, wait};
 
@@ -46,7 +46,13 @@ impl Client {
         let secret = secret.display().to_string();
         let mut all = vec![scenario, "--endpoints", &endpoints, "--user", user, "--password-file", &secret];
         all.extend(args);
-        let process = Process::start("kwclient", &program(version), all, &[], &folder.path().join("record"));
+        let process = Process::start(
+            "kwclient",
+            &client_program("go", &[version]),
+            all,
+            &[],
+            &folder.path().join("record"),
+        );
         Client { process, _folder: folder }
     }
 
@@ -162,15 +168,6 @@ fn lines(output: &str) -> Vec<Value> {
         .filter(|line| line.starts_with('{'))
         .filter_map(|line| serde_json::from_str(line).ok())
         .collect()
-}
-
-/// The program of this clientv3, which `tests/run` has built before.
-fn program(version: &str) -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/go/build");
-    let built =
-        Command::new(script).arg(version).stderr(Stdio::inherit()).output().expect("the build script runs");
-    assert!(built.status.success(), "kwclient {version} cannot be built");
-    String::from_utf8(built.stdout).expect("a path").trim().into()
 }
 
 /// Waits for `duration` of real time: for a token to expire, which has no event.

@@ -11,6 +11,7 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use data_encoding::{BASE64, HEXLOWER};
 use keyward::pb::etcdserverpb::AuthenticateRequest;
@@ -22,6 +23,12 @@ const SHORTEST: usize = 8;
 
 static FOLDER: LazyLock<Option<PathBuf>> =
     LazyLock::new(|| std::env::var_os("KEYWARD_TEST_EVIDENCE").map(PathBuf::from));
+/// What the names of this process's files end with. The id alone will not do: a run starts more processes than there are ids, and a
+/// later test process may have the id of an earlier one.
+static PROCESS: LazyLock<String> = LazyLock::new(|| {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is past 1970");
+    format!("{}-{}", process::id(), since.as_nanos())
+});
 static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 static LOGS: AtomicU32 = AtomicU32::new(0);
 
@@ -44,9 +51,10 @@ fn remember(value: &str, line: &Value) {
     if !known.insert(value.to_owned()) {
         return;
     }
-    let path = folder.join(format!("secrets-{}", process::id()));
+    let path = folder.join(format!("secrets-{}", *PROCESS));
     let mut file = File::options().create(true).append(true).open(path).expect("the folder is ours");
-    writeln!(file, "{line}").expect("the file can be written");
+    // In one piece: a test that takes too long is killed, and half a line could not be read.
+    file.write_all(format!("{line}\n").as_bytes()).expect("the file can be written");
 }
 
 /// Remembers a private key in PEM: each line, and what a key of P-256 has to itself.
@@ -122,5 +130,5 @@ fn place(folder: &Path, name: &str) -> PathBuf {
     let number = LOGS.fetch_add(1, Ordering::Relaxed);
     let plain: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).take(60).collect();
-    folder.join("logs").join(format!("{plain}.{}-{number}", process::id()))
+    folder.join("logs").join(format!("{plain}.{}-{number}", *PROCESS))
 }

@@ -6,12 +6,12 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use crate::harness::client_program::client_program;
 use crate::harness::process::Process;
 use crate::harness::{password, ports, wait};
 
@@ -50,7 +50,7 @@ impl DatabaseNodes {
     /// Starts three nodes that have this section `etcd3`.
     pub(super) fn start(label: &'static str, etcd3: &str, timing: PatroniTiming) -> DatabaseNodes {
         let folder = tempfile::Builder::new().prefix("patroni-").tempdir().expect("a temporary folder");
-        let programs = printed("tests/clients/patroni/build", &[]);
+        let programs = client_program("patroni", &[]);
         let programs = programs.parent().expect("a program has a folder").to_owned();
         let node = |i: usize| DatabaseNode {
             name: format!("pg{i}"),
@@ -147,7 +147,7 @@ impl DatabaseNodes {
         let at = |what: &str| folder.join(format!("{name}.{what}")).display().to_string();
         let (data, logs, pgpass) = (at("data"), at("logs"), at("pgpass"));
         fs::create_dir(&logs).expect("the folder is ours");
-        let programs = printed("tests/clients/patroni/build", &["--postgres"]).display().to_string();
+        let programs = client_program("patroni", &["--postgres"]).display().to_string();
         let PatroniTiming { ttl, loop_wait, retry_timeout } = timing;
         let login = |user: &str| format!("{{username: {user}, password: {}}}", password(user));
         let (superuser, replicator) = (login("superuser"), login("replicator"));
@@ -198,14 +198,6 @@ impl Drop for DatabaseNodes {
             std::thread::park_timeout(Duration::from_millis(10));
         }
     }
-}
-
-/// The path that a script of this repository prints; `tests/run` has run it before.
-fn printed(script: &str, args: &[&str]) -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
-    let ran = Command::new(&script).args(args).stderr(Stdio::inherit()).output().expect("the script runs");
-    assert!(ran.status.success(), "{} failed; its reason is above", script.display());
-    String::from_utf8(ran.stdout).expect("a path is text").trim().into()
 }
 
 /// Waits until `look` says yes, and not longer than Patroni may take for anything.
