@@ -3,6 +3,9 @@
 //! Must not know: how a document is worded. A check that finds nothing to look at fails.
 
 #[cfg(test)]
+#[path = "docs/etcd_versions.rs"]
+mod etcd_versions;
+#[cfg(test)]
 #[path = "docs/monitoring.rs"]
 mod monitoring;
 

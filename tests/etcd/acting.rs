@@ -24,7 +24,7 @@ use crate::caller::{Caller, Kind};
 use crate::harness::binary::Version;
 use crate::harness::client::lifetime;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, Tls, password, versions, wait};
+use crate::harness::{Auth, Cluster, Options, Tls, every_version, password, side_by_side, wait};
 use crate::steady::of_each;
 use crate::streams::watch_of;
 
@@ -263,22 +263,25 @@ async fn line(cluster: &mut Cluster, kept: Kept) -> Line {
 
 #[tokio::test]
 async fn every_credential_carries_every_call() {
-    let mut lines = Vec::new();
     let secret = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(secret.path(), SECRET).expect("it can be written");
-    for version in versions() {
-        let mut cluster = Cluster::start(&version, options(None)).await;
+    let of_version = async |version: &Version| {
+        let mut lines = Vec::new();
+        let mut cluster = Cluster::start(version, options(None)).await;
         for kept in [Kept::Password, Kept::Certificate, Kept::Minted] {
             lines.push(line(&mut cluster, kept).await);
         }
         drop(cluster);
-        let mut cluster = Cluster::start(&version, options(Some(secret.path()))).await;
+        let mut cluster = Cluster::start(version, options(Some(secret.path()))).await;
         lines.push(line(&mut cluster, Kept::Signed).await);
-    }
+        lines
+    };
+    let versions = every_version();
+    let lines: Vec<Line> = side_by_side(&versions, of_version).await.into_iter().flatten().collect();
     let names: Vec<_> = lines[0].cells.iter().map(|(name, _)| *name).collect();
     println!("| etcd | upstream | {} | logins at etcd |", names.join(" | "));
     lines.iter().for_each(|line| println!("{line}"));
-    assert_eq!(lines.len(), Kept::ALL.len() * versions().len());
+    assert_eq!(lines.len(), Kept::ALL.len() * versions.len());
     for line in &lines {
         assert!(line.cells.len() >= 10 && line.cells.iter().all(|(_, outcome)| outcome.is_ok()), "{line}");
     }
@@ -287,8 +290,8 @@ async fn every_credential_carries_every_call() {
 /// etcd checks no password of its own: there is none.
 #[tokio::test]
 async fn a_user_without_a_password_is_served_and_its_roles_are_etcds() {
-    for version in versions() {
-        let cluster = Cluster::start(&version, options(None)).await;
+    let of_version = async |version: &Version| {
+        let cluster = Cluster::start(version, options(None)).await;
         let root = cluster.ctl_as_root();
         root.ok(&["user", "add", "carol", "--no-password"]).await;
         root.ok(&["user", "grant-role", "carol", "ra"]).await;
@@ -307,5 +310,6 @@ async fn a_user_without_a_password_is_served_and_its_roles_are_etcds() {
         root.ok(&["user", "revoke-role", "carol", "ra"]).await;
         let revoked = carol.put("/a/x", b"3".to_vec(), 0).await.expect_err("she has no role any more");
         assert_eq!(revoked.message(), "etcdserver: permission denied", "{version}");
-    }
+    };
+    side_by_side(&every_version(), of_version).await;
 }

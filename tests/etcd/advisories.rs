@@ -30,7 +30,7 @@ use tonic::{Code, Status, Streaming};
 use crate::caller::{Caller, Kind};
 use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, password, versions};
+use crate::harness::{Auth, Cluster, Options, every_version, password};
 
 const SOON: Duration = Duration::from_secs(30);
 const NO_USER: (Code, &str) = (Code::InvalidArgument, "etcdserver: user name is empty");
@@ -359,7 +359,7 @@ async fn keyward(cluster: &Cluster, lines: &str) -> Keyward {
 #[tokio::test]
 async fn every_published_hole_is_closed_through_keyward() {
     let (mut table, mut faults) = (Vec::new(), Vec::new());
-    for version in versions() {
+    for version in every_version() {
         let scene = Scene::on(&version).await;
         let keyward = keyward(&scene.cluster, "").await;
         let (etcd, proxy) = (scene.cluster.address(0), keyward.site().listen);
@@ -409,7 +409,7 @@ async fn every_published_hole_is_closed_through_keyward() {
 /// One forbidden lease of a stream does not end the renewals of the others.
 #[tokio::test]
 async fn a_forbidden_lease_does_not_hinder_the_renewal_of_another() {
-    for version in versions() {
+    for version in every_version() {
         let scene = Scene::on(&version).await;
         let keyward = keyward(&scene.cluster, "").await;
         let alice = Caller::log_in(keyward.site().listen, "alice").await;
@@ -426,7 +426,7 @@ async fn a_forbidden_lease_does_not_hinder_the_renewal_of_another() {
 /// The claim on which the judge rests: etcd checks the permissions of the branch that does not run, and changes nothing.
 #[tokio::test]
 async fn etcd_judges_the_branch_that_never_runs() {
-    for version in versions() {
+    for version in every_version() {
         let scene = Scene::on(&version).await;
         let judged = async |name: User, needed: &[KeyPermission]| {
             let caller = Caller::log_in(scene.cluster.address(0), name).await;
@@ -474,7 +474,7 @@ async fn etcd_judges_the_branch_that_never_runs() {
 /// `as-etcd` lets the member decide about callers without a user, and about nobody else.
 #[tokio::test]
 async fn as_etcd_passes_on_calls_without_a_user_only() {
-    for version in versions() {
+    for version in every_version() {
         let scene = Scene::on(&version).await;
         let keyward = keyward(&scene.cluster, "policy.require_identity = \"as-etcd\"\n").await;
         let (etcd, proxy) = (scene.cluster.address(0), keyward.site().listen);

@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::process::Process;
-use crate::harness::{Auth, Cluster, Options, password, versions};
+use crate::harness::{Auth, Cluster, Options, every_version, password};
 use crate::raw::{Answer, Call, Endpoint, Shape, frame, framed};
 use crate::rounds::{Application, Did, FAMILIES, Family};
 
@@ -96,7 +96,7 @@ async fn real_clients_that_compress_are_served() {
     for family in families() {
         drop(family.program());
     }
-    for version in versions() {
+    for version in every_version() {
         let auth = Auth::On { extra_users: 0 };
         let cluster = Cluster::start(&version, Options { auth, ..Options::default() }).await;
         let server = cluster.pki().server();
@@ -126,7 +126,7 @@ async fn real_clients_that_compress_are_served() {
 /// The same codes as at a member, and from 3.5.35 on the same texts. 3.4.23 knows no gzip; Keyward takes it there too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compressed_frames_are_answered_as_a_member_answers_them() {
-    for version in versions() {
+    for version in every_version() {
         let cluster = Cluster::start(&version, Options::default()).await;
         let site = Site::new();
         let config = site.in_front_of(&cluster);

@@ -9,8 +9,9 @@ use keyward::pb::etcdserverpb::kv_client::KvClient;
 use serde_json::Value;
 use tonic::transport::Endpoint;
 
+use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, newest, versions, wait};
+use crate::harness::{Auth, Cluster, Options, every_version, newest, side_by_side, wait};
 use crate::revocations::command;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -77,7 +78,7 @@ async fn write(cluster: &Cluster, count: usize, size: usize) -> usize {
 
 #[tokio::test]
 async fn nothing_is_found_where_nothing_is_wrong() {
-    for version in versions() {
+    for version in every_version() {
         let auth = Auth::On { extra_users: 0 };
         let cluster = Cluster::start(&version, Options { members: 3, auth, ..Options::default() }).await;
         let keyward = start(&cluster, "").await;
@@ -96,7 +97,7 @@ async fn nothing_is_found_where_nothing_is_wrong() {
 /// Story 7: auto-compaction is silently off, the database grows to its quota, and writes stop.
 #[tokio::test]
 async fn a_database_that_nobody_compacts_is_found_before_and_after_it_is_full() {
-    for version in versions() {
+    for version in every_version() {
         let cluster = Cluster::start(&version, Options::default()).await;
         let keyward = start(&cluster, "").await;
         let open = [("warning", "auth_off"), ("warning", "revocation_open")];
@@ -126,9 +127,9 @@ async fn a_database_that_nobody_compacts_is_found_before_and_after_it_is_full() 
 
 #[tokio::test]
 async fn members_that_do_not_serve_are_found_each_with_its_reason() {
-    for version in versions() {
+    let of_version = async |version: &Version| {
         let auth = Auth::On { extra_users: 0 };
-        let mut cluster = Cluster::start(&version, Options { members: 3, auth, ..Options::default() }).await;
+        let mut cluster = Cluster::start(version, Options { members: 3, auth, ..Options::default() }).await;
         cluster.add_learner().await;
         let keyward = start(&cluster, "").await;
         let learner = ("warning", "learner");
@@ -151,7 +152,8 @@ async fn members_that_do_not_serve_are_found_each_with_its_reason() {
         ctl.add_unstarted_learner("ghost", "http://127.0.0.1:1").await;
         let said = finds(&keyward, 1, &[("warning", "member_unstarted")]).await;
         assert!(said[0].contains("etcdctl member remove"), "{said:?}");
-    }
+    };
+    side_by_side(&every_version(), of_version).await;
 }
 
 #[tokio::test]
@@ -180,7 +182,7 @@ async fn what_a_restart_would_lose_is_found() {
 /// Whoever has the role root is root, whatever the name: a rule for many that leads there is named.
 #[tokio::test]
 async fn a_rule_for_many_that_leads_to_a_user_with_the_role_root_is_found() {
-    for version in versions() {
+    for version in every_version() {
         let auth = Auth::On { extra_users: 0 };
         let cluster = Cluster::start(&version, Options { auth, ..Options::default() }).await;
         let root = cluster.ctl_as_root();

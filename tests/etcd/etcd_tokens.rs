@@ -13,7 +13,7 @@ use crate::caller::Caller;
 use crate::harness::ctl::Ctl;
 use crate::harness::issuer::Issuer;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, newest, password, versions, wait};
+use crate::harness::{Auth, Cluster, Options, every_version, newest, password, wait};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const OLD: (Code, &str) = (Code::InvalidArgument, "etcdserver: revision of auth store is old");
@@ -107,7 +107,7 @@ impl Two {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clients_own_token_counts_as_at_members_that_only_verify() {
-    for version in versions() {
+    for version in every_version() {
         let (site, issuer) = (Site::new(), Issuer::new());
         let cluster = cluster(&version, &site, &issuer, false).await;
         turn_auth_on(&cluster).await;
@@ -178,7 +178,7 @@ async fn a_clients_own_token_counts_as_at_members_that_only_verify() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_only_the_public_key_is_known_a_row_must_prove_the_user() {
-    for version in versions() {
+    for version in every_version() {
         let (site, issuer) = (Site::new(), Issuer::new());
         let cluster = cluster(&version, &site, &issuer, true).await;
         let (public, secret) = (site.file("etcd.pub"), site.write("alice", &password("alice")));

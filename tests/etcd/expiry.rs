@@ -1,4 +1,4 @@
-//! Tokens that expire under what is idle, on servers that check them for every keepalive (3.5.28 and newer): streams and leases
+//! Tokens that expire under what is idle, also on servers that check them for every keepalive (3.5.28 and newer): streams and leases
 //! live on, and one forbidden lease does not end the others.
 
 use keyward::pb::etcdserverpb::{
@@ -7,11 +7,13 @@ use keyward::pb::etcdserverpb::{
 };
 use prost::Message;
 
+use crate::harness::binary::Version;
 use crate::harness::client::Client;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, binary, newest, password};
+use crate::harness::{Auth, Cluster, Options, binary, every_version, password, side_by_side};
 use crate::raw::{Answer, Call, End, Endpoint, Shape, frame};
 use crate::steady::{Load, TTL, options};
+use crate::way_out::guards_leases;
 
 /// The newest client: it had the most time to learn to live with this.
 const CLIENT: &str = "3.6.16";
@@ -23,8 +25,12 @@ const RATE: &str = "0.1";
 #[tokio::test]
 async fn idle_leases_and_watches_outlive_their_token() {
     let length = if binary::full() { "60s" } else { "21s" };
-    let version = newest("3.5");
-    let cluster = Cluster::start(&version, options((250, 2500))).await;
+    side_by_side(&every_version(), async |version: &Version| outlive_their_token(version, length).await)
+        .await;
+}
+
+async fn outlive_their_token(version: &Version, length: &str) {
+    let cluster = Cluster::start(version, options((250, 2500))).await;
     let args = ["--length", length, "--rate", RATE, "--ttl", LEASE, "--watchers", "3", "--leases", "3"];
     let direct = cluster.address(0).to_string();
     let prefixed = [&args[..], &["--prefix", "/a/direct/"]].concat();
@@ -33,9 +39,12 @@ async fn idle_leases_and_watches_outlive_their_token() {
     ended.streams_held();
     assert_eq!(ended.record.errors(), Vec::<String>::new());
     ended.logged_in_once(&cluster).await;
-    // Beside it, printed: what the client does by itself.
-    let bad = Client::start(CLIENT, "load", "alice", &[direct], &prefixed).record().await;
-    println!("{version}, token TTL {TTL} s, directly: {}", bad.the("wire"));
+    // Beside it, printed: what the client does by itself. At etcd 3.4 it shows the expired token at its next login, which refuses that
+    // token, and the client tries again without end (see `way_out`).
+    if version.at_least("3.5") {
+        let bad = Client::start(CLIENT, "load", "alice", &[direct], &prefixed).record().await;
+        println!("{version}, token TTL {TTL} s, directly: {}", bad.the("wire"));
+    }
     println!("{version}, token TTL {TTL} s, through Keyward: {}", ended.record.the("wire"));
 }
 
@@ -104,9 +113,13 @@ fn only<T: Message + Default>(answer: &Answer) -> T {
 
 #[tokio::test]
 async fn a_lease_that_may_not_be_renewed_does_not_end_the_others() {
-    let version = newest("3.5");
+    side_by_side(&every_version(), a_forbidden_lease_ends_no_other).await;
+}
+
+async fn a_forbidden_lease_ends_no_other(version: &Version) {
+    let is_guarded = guards_leases(version);
     let auth = Auth::On { extra_users: 0 };
-    let cluster = Cluster::start(&version, Options { auth, ..Options::default() }).await;
+    let cluster = Cluster::start(version, Options { auth, ..Options::default() }).await;
     let site = Site::new();
     let config = site.in_front_of(&cluster);
     let keyward = Keyward::start(site, &config).await;
@@ -118,8 +131,14 @@ async fn a_lease_that_may_not_be_renewed_does_not_end_the_others() {
         let (one, two) = (alice.lease("/a/one").await, alice.lease("/a/two").await);
 
         let (answer, renewed) = alice.keep_alive(&[&[forbidden]], 1).await;
-        assert_eq!((answer.code(), answer.message().as_str()), DENIED, "alone it is told as etcd tells it");
-        assert_eq!(renewed, [0; 0]);
+        if through_keyward || is_guarded {
+            let told = (answer.code(), answer.message());
+            assert_eq!((told.0, told.1.as_str()), DENIED, "{version}: alone it is told as etcd tells it");
+            assert_eq!(renewed, [0; 0], "{version}");
+        } else {
+            // etcd before its fix asks nobody whose lease it is.
+            assert_eq!((answer.end, renewed), (End::Open, vec![forbidden]), "{version}");
+        }
 
         let asked: [&[i64]; 4] = [&[one], &[forbidden, two], &[forbidden], &[one]];
         let (answer, renewed) = alice.keep_alive(&asked, 3).await;
@@ -130,10 +149,10 @@ async fn a_lease_that_may_not_be_renewed_does_not_end_the_others() {
             answer.message()
         );
         if through_keyward {
-            assert_eq!(renewed, [one, two, one]);
-            assert_eq!(answer.end, End::Open, "{:?}", answer.message());
-        } else {
-            assert_eq!((answer.code(), answer.message().as_str()), DENIED);
+            assert_eq!(renewed, [one, two, one], "{version}");
+            assert_eq!(answer.end, End::Open, "{version}: {:?}", answer.message());
+        } else if is_guarded {
+            assert_eq!((answer.code(), answer.message().as_str()), DENIED, "{version}");
         }
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Cluster, Options, versions, wait};
+use crate::harness::{Cluster, Options, every_version, side_by_side, wait};
 use crate::rewatch::local;
 use crate::steady::of_each;
 use crate::streams::{Connection, Stream, watch_of};
@@ -98,22 +98,21 @@ async fn told_after(version: &Version, progress: Progress) -> WatchResponse {
 
 #[test]
 fn an_idle_watch_outlives_compaction_where_its_progress_is_known() {
-    local(async {
-        for version in versions() {
-            for progress in [Progress::Never, Progress::Asked, Progress::Told] {
-                let told = told_after(&version, progress).await;
-                let what = if told.canceled { "ended as compacted" } else { "went on" };
-                println!("{version}, progress {progress:?}: {what}");
-                if keeps_fresh(&version, progress) {
-                    let keys: Vec<_> = told.events.iter().filter_map(|event| event.kv.as_ref()).collect();
-                    assert!(
-                        !told.canceled && keys.len() == 1 && *keys[0].value == *b"news",
-                        "{version}: {told:?}"
-                    );
-                } else {
-                    assert!(told.canceled && told.compact_revision > 0, "{version}: {told:?}");
-                }
+    let of_version = async |version: &Version| {
+        for progress in [Progress::Never, Progress::Asked, Progress::Told] {
+            let told = told_after(version, progress).await;
+            let what = if told.canceled { "ended as compacted" } else { "went on" };
+            println!("{version}, progress {progress:?}: {what}");
+            if keeps_fresh(version, progress) {
+                let keys: Vec<_> = told.events.iter().filter_map(|event| event.kv.as_ref()).collect();
+                let is_news = keys.len() == 1 && *keys[0].value == *b"news";
+                assert!(!told.canceled && is_news, "{version}: {told:?}");
+            } else {
+                assert!(told.canceled && told.compact_revision > 0, "{version}: {told:?}");
             }
         }
+    };
+    local(async {
+        side_by_side(&every_version(), of_version).await;
     });
 }

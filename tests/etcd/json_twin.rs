@@ -24,9 +24,10 @@ use self::{
 use crate::{
     harness::{
         Auth, Cluster, Options, Tls,
-        binary::{Version, full},
+        binary::Version,
+        every_version,
         keyward::{Keyward, Site},
-        password, versions,
+        password, side_by_side,
     },
     twin::{
         compare::Difference,
@@ -64,26 +65,25 @@ struct RestVerdict {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_over_json_are_those_of_a_plain_port() {
-    let mut faults = String::new();
-    for version in versions() {
-        let (first, second) = (cluster(&version, Tls::Off).await, cluster(&version, Tls::Off).await);
+    let of_version = async |version: &Version| {
+        let (first, second) = (cluster(version, Tls::Off).await, cluster(version, Tls::Off).await);
         let site = Site::new();
         let config = site.in_front_of(&second) + CONFIG;
         let keyward = Keyward::start(site, &config).await;
         let mut direct = side(&first).await;
         let target = Target::plain(keyward.site().listen);
         let mut through = CallerSide::new(target, keyward.url(), second.member_id(0).await, true).await;
-        faults += &run(&version, Port::Plain, Second::Keyward, &mut direct, &mut through).await;
-    }
+        run(version, Port::Plain, Second::Keyward, &mut direct, &mut through).await
+    };
+    let faults = side_by_side(&every_version(), of_version).await.concat();
     assert!(faults.is_empty(), "{faults}");
 }
 
 /// etcd's gateway refuses certificates that name a user. Here they count: the answers are those of etcd to the user's token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_to_certificates_over_json_are_those_to_tokens() {
-    let mut faults = String::new();
-    for version in most_versions() {
-        let (first, second) = (cluster(&version, Tls::Server).await, cluster(&version, Tls::Server).await);
+    let of_version = async |version: &Version| {
+        let (first, second) = (cluster(version, Tls::Server).await, cluster(version, Tls::Server).await);
         let keyward = knowing_certificates(&second).await;
         let mut direct = side(&first).await;
         let (listen, pki) = (keyward.site().listen, second.pki());
@@ -94,15 +94,16 @@ async fn answers_to_certificates_over_json_are_those_to_tokens() {
             let target = Target::tls(listen, pki, Some(&pki.client(who.name())));
             through = through.with_certificate(who, target);
         }
-        faults += &run(&version, Port::Tls, Second::Keyward, &mut direct, &mut through).await;
-    }
+        run(version, Port::Tls, Second::Keyward, &mut direct, &mut through).await
+    };
+    let faults = side_by_side(&every_version(), of_version).await.concat();
     assert!(faults.is_empty(), "{faults}");
 }
 
 /// The reason why the comparison above is with a token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_certificate_names_a_user_here_and_is_refused_by_etcd_itself() {
-    for version in versions() {
+    for version in every_version() {
         let cluster = cluster(&version, Tls::Mutual).await;
         let keyward = knowing_certificates(&cluster).await;
         let (pki, alice) = (cluster.pki(), cluster.pki().client("alice"));
@@ -129,12 +130,12 @@ async fn a_certificate_names_a_user_here_and_is_refused_by_etcd_itself() {
 /// The proof of the comparison: with etcd in Keyward's place nothing differs but what two clusters must differ in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_etcds_give_the_same_answers_over_json() {
-    let mut faults = String::new();
-    for version in most_versions() {
-        let (first, second) = (cluster(&version, Tls::Off).await, cluster(&version, Tls::Off).await);
+    let of_version = async |version: &Version| {
+        let (first, second) = (cluster(version, Tls::Off).await, cluster(version, Tls::Off).await);
         let (mut direct, mut other) = (side(&first).await, side(&second).await);
-        faults += &run(&version, Port::Plain, Second::Etcd, &mut direct, &mut other).await;
-    }
+        run(version, Port::Plain, Second::Etcd, &mut direct, &mut other).await
+    };
+    let faults = side_by_side(&every_version(), of_version).await.concat();
     assert!(faults.is_empty(), "{faults}");
 }
 
@@ -146,13 +147,6 @@ fn no_row_is_there_twice() {
         let same = rows.iter().filter(|other| key(other) == key(row)).count();
         assert_eq!(same, 1, "{:?} is there twice", key(row));
     }
-}
-
-/// All versions at full length, the newest of CI there.
-fn most_versions() -> Vec<Version> {
-    let mut versions = versions();
-    let newest = versions.len() - 1;
-    if full() { versions } else { versions.split_off(newest) }
 }
 
 /// Keyward with TLS, where a certificate's common name is a user.

@@ -13,7 +13,7 @@ use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, password, ports, versions};
+use crate::harness::{Auth, Cluster, Options, every_version, password, ports};
 use crate::revocations::done;
 use crate::way_out::guards_leases;
 
@@ -83,7 +83,7 @@ async fn silent(channel: &Channel) -> Told {
 
 #[tokio::test]
 async fn a_login_stands_for_leases_and_members_while_it_is_alone_and_in_force() {
-    for version in versions() {
+    for version in every_version() {
         let auth = Auth::On { extra_users: 0 };
         let cluster = Cluster::start(&version, Options { auth, ..Options::default() }).await;
         let (site, lending) = (Site::new(), ports::free());

@@ -25,7 +25,7 @@ use futures_util::future::try_join_all;
 use crate::{
     harness::{
         binary::{Version, full},
-        versions,
+        every_version, side_by_side,
     },
     model::flavor::Flavor,
 };
@@ -47,20 +47,21 @@ async fn the_model_answers_as_real_etcd_does() {
     let number = |name| env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let only = number("KEYWARD_SEED");
     let count = number("KEYWARD_SEEDS").unwrap_or(if full() { FULL } else { SHORT });
-    for version in versions() {
+    let of_version = async |version: &Version| {
         let began = Instant::now();
         let seeds = only.map_or(0..count, |seed| seed..seed + 1);
         let scripts = seeds.end - seeds.start;
-        let counts = match replay_all(&version, seeds).await {
+        let counts = match replay_all(version, seeds).await {
             Ok(counts) => counts,
             Err(difference) => panic!("etcd {version}: {difference}"),
         };
         println!("model replay on etcd {version}: {scripts} scripts in {} s", began.elapsed().as_secs());
         counts.iter().for_each(|(kind, count)| println!("  {kind}: {count}"));
         if scripts >= SHORT {
-            check_floors(flavor(&version), scripts, &counts);
+            check_floors(flavor(version), scripts, &counts);
         }
-    }
+    };
+    side_by_side(&every_version(), of_version).await;
 }
 
 /// Which row of the model a version is.

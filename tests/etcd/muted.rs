@@ -1,5 +1,5 @@
 //! Must show 6: etcd 3.5.1 answers a refused create with the id of an innocent watch of the same stream, 0, and mutes that for ever. A
-//! client behind Keyward never notices. 3.4.23, beside it, answers with an id of its own.
+//! client behind Keyward never notices. 3.4.23 answers with an id of its own, and newer versions mute nobody.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use tokio::time::timeout;
 use tonic::Streaming;
 
 use crate::caller::Caller;
-use crate::harness::binary::{self, Version};
+use crate::harness::binary::Version;
 use crate::harness::client::lifetime;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options};
+use crate::harness::{Auth, Cluster, Options, every_version, side_by_side};
 use crate::steady::TTL;
 
 const SOON: Duration = Duration::from_secs(30);
@@ -108,31 +108,31 @@ async fn show(cluster: &Cluster, caller: Caller, why: Refused, wait_for_both: bo
 
 #[tokio::test]
 async fn a_refused_create_never_mutes_another_watch() {
-    let versions = if binary::full() { &["3.4.23", "3.5.1"][..] } else { &["3.5.1"] };
-    for version in versions {
-        let options =
-            Options { auth: Auth::On { extra_users: 0 }, token_ttl: Some(TTL), ..Options::default() };
-        let cluster = Cluster::start(&Version::parse(version), options).await;
-        let site = Site::new();
-        let config = site.in_front_of(&cluster);
-        let keyward = Keyward::start(site, &config).await;
-        for why in [Refused::OutsideTheRole, Refused::TokenExpired] {
-            let alice = async |address| Caller::log_in(address, "alice").await;
-            let direct = show(&cluster, alice(cluster.address(0)).await, why, false).await;
-            let through = show(&cluster, alice(keyward.site().listen).await, why, true).await;
-            println!("{version}, {why:?}, directly: {direct:?}");
-            println!("{version}, {why:?}, through Keyward: {through:?}");
-            assert_eq!(through.events, [WRITES; 2], "{version} {why:?}: each event once");
-            let denied = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
-            match why {
-                Refused::OutsideTheRole => assert_eq!(through.answer, (-1, true, true, denied.into())),
-                // Nothing is refused: the token is renewed.
-                Refused::TokenExpired => assert_eq!(through.answer, (2, true, false, String::new())),
-            }
-            if *version == "3.5.1" {
-                assert_eq!(direct.answer, (0, true, true, denied.into()));
-                assert_eq!(direct.events, [0, WRITES], "directly the first watch is mute");
-            }
+    side_by_side(&every_version(), mutes_no_other).await;
+}
+
+async fn mutes_no_other(version: &Version) {
+    let options = Options { auth: Auth::On { extra_users: 0 }, token_ttl: Some(TTL), ..Options::default() };
+    let cluster = Cluster::start(version, options).await;
+    let site = Site::new();
+    let config = site.in_front_of(&cluster);
+    let keyward = Keyward::start(site, &config).await;
+    for why in [Refused::OutsideTheRole, Refused::TokenExpired] {
+        let alice = async |address| Caller::log_in(address, "alice").await;
+        let direct = show(&cluster, alice(cluster.address(0)).await, why, false).await;
+        let through = show(&cluster, alice(keyward.site().listen).await, why, true).await;
+        println!("{version}, {why:?}, directly: {direct:?}");
+        println!("{version}, {why:?}, through Keyward: {through:?}");
+        assert_eq!(through.events, [WRITES; 2], "{version} {why:?}: each event once");
+        let denied = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
+        match why {
+            Refused::OutsideTheRole => assert_eq!(through.answer, (-1, true, true, denied.into())),
+            // Nothing is refused: the token is renewed.
+            Refused::TokenExpired => assert_eq!(through.answer, (2, true, false, String::new())),
+        }
+        if *version == Version::parse("3.5.1") {
+            assert_eq!(direct.answer, (0, true, true, denied.into()));
+            assert_eq!(direct.events, [0, WRITES], "directly the first watch is mute");
         }
     }
 }

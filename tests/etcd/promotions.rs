@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::binary::{Version, full};
+use crate::harness::binary::full;
 use crate::harness::ctl::{Ctl, Ended};
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, newest, versions, wait};
+use crate::harness::{Auth, Cluster, Options, every_version, wait};
 use crate::topology::Front;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -31,9 +31,7 @@ async fn removed(cluster: &mut Cluster, root: &Ctl, id: u64) {
 #[tokio::test]
 async fn members_are_promoted_whoever_is_asked() {
     let (rounds, direct_rounds) = if full() { (20, 5) } else { (3, 1) };
-    let oldest = Version::parse("3.5.1");
-    let versions = if full() { vec![Version::parse("3.4.23"), oldest, newest("3.5")] } else { vec![oldest] };
-    for version in versions {
+    for version in every_version() {
         let options = Options { members: 3, auth: Auth::On { extra_users: 0 }, ..Options::default() };
         let mut cluster = Cluster::start(&version, options).await;
         let front = Front::before(&cluster, 4, "").await;
@@ -73,7 +71,7 @@ async fn members_are_promoted_whoever_is_asked() {
 /// It was added, promoted and made the leader behind Keyward's back, since Keyward last asked for the member list.
 #[tokio::test]
 async fn a_promotion_finds_a_leader_that_was_added_a_moment_ago() {
-    for version in if full() { versions() } else { vec![newest("3.5")] } {
+    for version in every_version() {
         let mut cluster = Cluster::start(&version, Options { members: 3, ..Options::default() }).await;
         let site = Site::new();
         let (config, listen) = (site.in_front_of(&cluster), site.listen);

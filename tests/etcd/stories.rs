@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use crate::harness::binary::Version;
 use crate::harness::client::{Client, Record};
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, binary, newest, versions};
+use crate::harness::{Auth, Cluster, Options, binary, every_version, side_by_side};
 
 const TTL: u32 = 5;
 const CLIENT: &str = "3.5.11";
@@ -43,8 +44,8 @@ fn delivered_all(record: &Record, items: usize) {
 #[tokio::test]
 async fn queues_go_on_when_the_token_of_their_watch_stream_has_expired() {
     let (items, over) = if binary::full() { (100, "60s") } else { (30, "12s") };
-    for version in versions() {
-        let cluster = Cluster::start(&version, with_auth(1)).await;
+    let of_version = async |version: &Version| {
+        let cluster = Cluster::start(version, with_auth(1)).await;
         allow_counter(&cluster).await;
         let (keyward, through) = keyward(&cluster).await;
         let count = items.to_string();
@@ -70,7 +71,8 @@ async fn queues_go_on_when_the_token_of_their_watch_stream_has_expired() {
             println!("{version} {queue}: directly panics at {at}; through Keyward {}", good.the("summary"));
         }
         drop(keyward);
-    }
+    };
+    side_by_side(&every_version(), of_version).await;
 }
 
 /// Runs a scenario whose client has a watch open for longer than the token lives.
@@ -96,35 +98,42 @@ fn holds(version: &impl std::fmt::Display, scenario: &str, bad: &Record, good: &
 /// etcd too: it has the cluster to itself.
 #[tokio::test]
 async fn a_barrier_holds_on_an_aged_client() {
-    for version in versions() {
-        let cluster = Cluster::start(&version, with_auth(1)).await;
+    let of_version = async |version: &Version| {
+        let cluster = Cluster::start(version, with_auth(1)).await;
         let (keyward, through) = keyward(&cluster).await;
         let good = aged("barrier", &through, "through").record().await;
         let bad = aged("barrier", &direct(&cluster), "direct").record().await;
-        holds(&version, "barrier", &bad, &good);
+        holds(version, "barrier", &bad, &good);
         drop(keyward);
-    }
+    };
+    side_by_side(&every_version(), of_version).await;
 }
 
 #[tokio::test]
 async fn mutexes_and_elections_work_on_an_aged_client() {
-    for version in versions() {
-        let cluster = Cluster::start(&version, with_auth(1)).await;
+    let of_version = async |version: &Version| {
+        let cluster = Cluster::start(version, with_auth(1)).await;
         let (keyward, through) = keyward(&cluster).await;
         let scenarios = ["mutex", "election"];
         let bad = scenarios.map(|scenario| aged(scenario, &direct(&cluster), "direct"));
         let good = scenarios.map(|scenario| aged(scenario, &through, "through"));
         for ((scenario, bad), good) in scenarios.into_iter().zip(bad).zip(good) {
-            holds(&version, scenario, &bad.record().await, &good.record().await);
+            holds(version, scenario, &bad.record().await, &good.record().await);
         }
         drop(keyward);
-    }
+    };
+    side_by_side(&every_version(), of_version).await;
 }
 
 #[tokio::test]
 async fn no_watch_with_a_fresh_token_is_refused() {
-    let version = newest("3.5");
-    let cluster = Cluster::start(&version, with_auth(3)).await;
+    for version in every_version() {
+        no_watch_is_refused(&version).await;
+    }
+}
+
+async fn no_watch_is_refused(version: &Version) {
+    let cluster = Cluster::start(version, with_auth(3)).await;
     let (keyward, through) = keyward(&cluster).await;
     let bad = Client::start(CLIENT, "watch-storm", "alice", &direct(&cluster), &["--prefix", "/a/direct/"]);
     let bad = bad.record().await;
@@ -142,13 +151,15 @@ async fn no_watch_with_a_fresh_token_is_refused() {
 
 #[tokio::test]
 async fn a_second_watch_on_an_expired_stream_is_served_beside_the_first() {
-    let version = versions().remove(0);
-    let cluster = Cluster::start(&version, with_auth(1)).await;
-    let (keyward, _) = keyward(&cluster).await;
-    let through = cluster.ctl().as_user("alice").to(vec![keyward.url()]);
-    // etcdctl holds one stream; it logs in once.
-    let watch = through.start(&["watch", "--prefix", "/a/"], &cluster.folder().join("watch.log"));
-    crate::harness::client::lifetime(Duration::from_secs(u64::from(TTL) + 2)).await;
-    through.ok(&["put", "/a/k", "after"]).await;
-    watch.wrote(Duration::from_secs(10), "the event", |text| text.contains("after").then_some(())).await;
+    let of_version = async |version: &Version| {
+        let cluster = Cluster::start(version, with_auth(1)).await;
+        let (keyward, _) = keyward(&cluster).await;
+        let through = cluster.ctl().as_user("alice").to(vec![keyward.url()]);
+        // etcdctl holds one stream; it logs in once.
+        let watch = through.start(&["watch", "--prefix", "/a/"], &cluster.folder().join("watch.log"));
+        crate::harness::client::lifetime(Duration::from_secs(u64::from(TTL) + 2)).await;
+        through.ok(&["put", "/a/k", "after"]).await;
+        watch.wrote(Duration::from_secs(10), "the event", |text| text.contains("after").then_some(())).await;
+    };
+    side_by_side(&every_version(), of_version).await;
 }

@@ -24,8 +24,9 @@ use crate::{
     harness::{
         Auth, Cluster, Options, Tls,
         binary::Version,
+        every_version,
         keyward::{Keyward, Site},
-        versions,
+        side_by_side,
     },
     raw::{Answer, Endpoint, Shape},
 };
@@ -85,12 +86,12 @@ async fn answers_through_keyward_are_those_of_a_tls_port() {
 /// What proves the comparison: with etcd in Keyward's place nothing differs but what two clusters must differ in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_etcds_give_the_same_answers() {
-    let mut faults = String::new();
-    for version in versions() {
-        let (first, second) = (cluster(&version, Port::Plain).await, cluster(&version, Port::Plain).await);
+    let of_version = async |version: &Version| {
+        let (first, second) = (cluster(version, Port::Plain).await, cluster(version, Port::Plain).await);
         let (mut direct, mut other) = (side(&first, None).await, side(&second, None).await);
-        faults += &run(&version, Port::Plain, Second::Etcd, &mut direct, &mut other).await;
-    }
+        run(version, Port::Plain, Second::Etcd, &mut direct, &mut other).await
+    };
+    let faults = side_by_side(&every_version(), of_version).await.concat();
     assert!(faults.is_empty(), "{faults}");
 }
 
@@ -109,17 +110,17 @@ fn every_rpc_has_a_row() {
 
 /// With the lines of configuration that `lines` adds.
 async fn through_keyward(port: Port, lines: impl Fn(&Site) -> String) {
-    let mut faults = String::new();
-    for version in versions() {
-        let (first, second) = (cluster(&version, port).await, cluster(&version, port).await);
+    let of_version = async |version: &Version| {
+        let (first, second) = (cluster(version, port).await, cluster(version, port).await);
         let site = Site::new();
         // etcd's own answers to callers without a user, whatever the version.
         let config = site.in_front_of(&second) + "policy.require_identity = \"as-etcd\"\n" + &lines(&site);
         let keyward = Keyward::start(site, &config).await;
         let mut direct = side(&first, None).await;
         let mut through = side(&second, Some(&keyward)).await;
-        faults += &run(&version, port, Second::Keyward, &mut direct, &mut through).await;
-    }
+        run(version, port, Second::Keyward, &mut direct, &mut through).await
+    };
+    let faults = side_by_side(&every_version(), of_version).await.concat();
     assert!(faults.is_empty(), "{faults}");
 }
 

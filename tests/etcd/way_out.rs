@@ -16,7 +16,7 @@ use prost::Message;
 use crate::chaos::run::keyward;
 use crate::harness::binary::Version;
 use crate::harness::relay::Relay;
-use crate::harness::{Auth, Cluster, Options, Tls, password, versions};
+use crate::harness::{Auth, Cluster, Options, Tls, every_version, password};
 use crate::raw::{Call, End, Endpoint, Shape};
 use crate::rewatch::local;
 use crate::rounds::{Application, Did, FAMILIES};
@@ -68,7 +68,7 @@ async fn shown(etcd: &Endpoint, token: &str) -> Vec<(&'static str, Option<u32>, 
 
 #[tokio::test]
 async fn a_keyward_token_shown_to_etcd_is_refused_at_once() {
-    for version in versions() {
+    for version in every_version() {
         for tls in [Tls::Off, Tls::Server] {
             let auth = Auth::On { extra_users: 0 };
             let cluster =
@@ -208,7 +208,7 @@ fn judge(version: &Version, (keyward, family): (bool, &str), all: &[Did], refuse
 #[test]
 fn each_library_pointed_back_at_etcd_heals_by_itself_or_by_a_restart() {
     local(async {
-        for version in versions() {
+        for version in every_version() {
             join(turned(Way::Out, &version, Tls::Off), turned(Way::Out, &version, Tls::Server)).await;
         }
     });
@@ -217,7 +217,7 @@ fn each_library_pointed_back_at_etcd_heals_by_itself_or_by_a_restart() {
 #[test]
 fn each_library_pointed_at_keyward_heals_by_itself_or_by_a_restart() {
     local(async {
-        for version in versions() {
+        for version in every_version() {
             join(turned(Way::In, &version, Tls::Off), turned(Way::In, &version, Tls::Server)).await;
         }
     });

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{put, told};
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Cluster, Options, versions, wait};
+use crate::harness::{Cluster, Options, every_version, wait};
 use crate::raw::Endpoint;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -24,7 +24,7 @@ const FOREIGN: [(&str, &str); 6] = [
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn foreign_tokens_are_ignored_until_auth_is_turned_on() {
-    for version in versions() {
+    for version in every_version() {
         let cluster = Cluster::start(&version, Options { strangers: true, ..Options::default() }).await;
         let site = Site::new();
         let config = site.in_front_of(&cluster);

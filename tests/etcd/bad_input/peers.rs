@@ -7,11 +7,10 @@ use super::{arrived, cluster, direct, log_in, password, put, started, told};
 use crate::{
     bad_input::Scene,
     harness::{
-        Tls,
+        Tls, every_version,
         issuer::{ISSUER, Issuer, claims},
         keyward::{Keyward, Site},
         pki::{Pair, Pki},
-        versions,
     },
     raw::{Answer, Endpoint},
 };
@@ -51,7 +50,7 @@ async fn shown(scene: &Scene, pair: &Pair, key: &str) -> Answer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_certificate_that_makes_no_user_is_refused_and_nothing_is_sent() {
-    for version in versions() {
+    for version in every_version() {
         let mut scene = scene(&version, &Issuer::new()).await;
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (pki, another) = (scene.cluster.pki(), Pki::new(folder.path()));
@@ -123,7 +122,7 @@ fn forged(issuer: &Issuer, good: &str) -> Vec<(String, String)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_jwt_that_is_not_genuine_or_makes_no_user_is_refused_and_nothing_is_sent() {
-    for version in versions() {
+    for version in every_version() {
         let issuer = Issuer::new();
         let mut scene = scene(&version, &issuer).await;
         let good = issuer.sign("ES256", &claims("alice", 600));
@@ -160,7 +159,7 @@ async fn a_jwt_that_is_not_genuine_or_makes_no_user_is_refused_and_nothing_is_se
 /// alice of the password, who is somebody, and alice of partners' certificate, of whom no rule speaks, are two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_under_another_authority_is_not_the_user_who_logs_in_by_it() {
-    for version in versions() {
+    for version in every_version() {
         let cluster = cluster(&version, Tls::Off).await;
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (site, staff, partners) = (Site::new(), cluster.pki(), Pki::new(folder.path()));

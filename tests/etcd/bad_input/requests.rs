@@ -6,7 +6,7 @@ use prost::Message;
 
 use super::{PUT, Scene, arrived, cluster, direct, log_in, password, put, put_request, started, told};
 use crate::{
-    harness::{Tls, versions},
+    harness::{Tls, every_version},
     raw::{Call, End, frame, framed},
 };
 
@@ -221,7 +221,7 @@ fn deep(depth: usize) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_canonical_is_refused_and_not_sent() {
-    for version in versions() {
+    for version in every_version() {
         // A TLS port: etcd serves `P%75t` there.
         let mut scene = Scene::start(&version, Tls::Server).await;
         let plain_cluster = cluster(&version, Tls::Off).await;
@@ -260,7 +260,7 @@ async fn what_is_not_canonical_is_refused_and_not_sent() {
 /// What the test above would miss were it not so: etcd serves some of it, and its log and its counters show that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcd_itself_takes_what_is_not_canonical() {
-    for version in versions() {
+    for version in every_version() {
         let cluster = cluster(&version, Tls::Server).await;
         let etcd = direct(&cluster);
         let token = log_in(&etcd, "alice", &password("alice")).await.expect("the password is right");
@@ -287,7 +287,7 @@ async fn etcd_itself_takes_what_is_not_canonical() {
 /// `Range` itself, by the paths that the rule names. Keyward asks for ranges of its own, so only the log tells.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_range_by_another_path_is_not_sent() {
-    for version in versions() {
+    for version in every_version() {
         let mut scene = Scene::start(&version, Tls::Server).await;
         let token = scene.session("root").await;
         let range = |key: &str| {

@@ -3,9 +3,9 @@
 use super::{Scene, arrived, log_in, log_of, password, put, put_request, started, told};
 use crate::{
     harness::{
-        Cluster, Tls,
+        Cluster, Tls, every_version,
         keyward::{Keyward, Site},
-        newest, versions,
+        newest,
     },
     raw::{Call, Endpoint, frame},
 };
@@ -19,7 +19,7 @@ fn is(told: &(Option<u32>, String), expected: (Option<u32>, &str)) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_token_that_proves_nothing_is_refused_and_not_sent() {
-    for version in versions() {
+    for version in every_version() {
         let mut scene = Scene::start(&version, Tls::Off).await;
         let (alice, foreign) = (scene.session("alice").await, foreign_session(&scene).await);
         let etcds = log_in(&scene.etcd, "alice", &password("alice")).await.expect("the password is right");
@@ -68,7 +68,7 @@ async fn foreign_session(scene: &Scene) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn which_of_several_tokens_counts_is_as_in_etcd() {
-    for version in versions() {
+    for version in every_version() {
         let mut scene = Scene::start(&version, Tls::Off).await;
         let ours = scene.session("alice").await;
         let etcds = log_in(&scene.etcd, "alice", &password("alice")).await.expect("the password is right");
@@ -114,7 +114,7 @@ async fn which_of_several_tokens_counts_is_as_in_etcd() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_login_that_fails_says_what_etcd_says_and_shows_nothing() {
-    for version in versions() {
+    for version in every_version() {
         let mut scene = Scene::start(&version, Tls::Off).await;
         let logins = [
             ("alice", "Wrong-Password-1"),
@@ -161,7 +161,7 @@ async fn what_a_client_says_of_its_version_is_not_passed_on() {
 /// etcd 3.4 and 3.5 make a metric's label of it, which must be text, and newer ones refuse the call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_version_that_is_no_text_reaches_no_member() {
-    for version in versions() {
+    for version in every_version() {
         let mut scene = Scene::start(&version, Tls::Off).await;
         let token = scene.session("alice").await;
         let before = started(&scene.cluster, "Put").await;

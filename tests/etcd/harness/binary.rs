@@ -10,6 +10,7 @@ use std::{
     sync::Mutex,
 };
 
+use futures_util::future::join_all;
 use serde::Deserialize;
 
 /// A pinned etcd version, such as 3.5.1.
@@ -27,9 +28,22 @@ struct Pin {
     ci: bool,
 }
 
-/// The versions that this run covers, oldest first: all pinned ones with `./tests/run --full`, else those of CI.
+/// The two versions of a promise that every etcd version is held to alike, oldest first: those with `ci = true`. With
+/// `./tests/run --full`, all pinned versions.
 pub(crate) fn versions() -> Vec<Version> {
     pins().into_iter().filter(|pin| full() || pin.ci).map(|pin| Version::parse(&pin.version)).collect()
+}
+
+/// All pinned versions, oldest first, in every run: for a promise that differs by version, or that is about what one version does.
+/// CONTRIBUTING.md lists the modules that call this function, and `tests/docs.rs` compares that list with the modules.
+pub(crate) fn every_version() -> Vec<Version> {
+    pins().into_iter().map(|pin| Version::parse(&pin.version)).collect()
+}
+
+/// Runs the same steps on all of these versions at the same time, and returns each version's result in the order of the versions. For
+/// steps that mostly wait, such as for a token to expire.
+pub(crate) async fn side_by_side<T>(versions: &[Version], steps: impl AsyncFn(&Version) -> T) -> Vec<T> {
+    join_all(versions.iter().map(|version| steps(version))).await
 }
 
 /// The newest pinned patch of a minor, such as `newest("3.5")`.

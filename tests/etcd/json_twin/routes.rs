@@ -10,7 +10,7 @@ use super::{
     exchange::{Ask, Reading, Target},
     rows,
 };
-use crate::harness::{Tls, versions};
+use crate::harness::{Tls, every_version};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -44,7 +44,7 @@ fn every_route_has_a_row() {
 /// A path that etcd does not know is 404, whatever its body; a known one is not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_version_has_the_routes_that_the_list_says() {
-    for version in versions() {
+    for version in every_version() {
         let cluster = cluster(&version, Tls::Off).await;
         let target = Target::plain(cluster.address(0));
         for Route { path, from } in routes() {

@@ -10,7 +10,7 @@ use keyward::pb::etcdserverpb::{
 use crate::{
     harness::{
         binary::{Version, full},
-        versions,
+        every_version,
     },
     model::{send::Selected, stream::WatchStream},
 };
@@ -39,7 +39,7 @@ struct Endings {
 
 #[tokio::test]
 async fn a_watch_that_a_compaction_overtakes_ends_as_the_model_says() {
-    for version in versions() {
+    for version in every_version() {
         let endings = run(&version).await.unwrap_or_else(|what| panic!("etcd {version}: {what}"));
         println!("overtaken on etcd {version}: {endings:?}");
         assert!(endings.midway > 0 && endings.never > 0, "{version}: {endings:?}");

@@ -12,7 +12,7 @@ use keyward::pb::{
 };
 
 use crate::{
-    harness::{binary::Version, versions, wait},
+    harness::{binary::Version, every_version, wait},
     model::store::Op,
 };
 
@@ -33,7 +33,7 @@ const COMPACTED: i64 = 2;
 
 #[tokio::test]
 async fn a_stream_that_is_not_read_is_told_in_the_end_what_the_model_says() {
-    for version in versions() {
+    for version in every_version() {
         let told = run(&version).await;
         told.unwrap_or_else(|what| panic!("etcd {version}: {what}"));
     }

@@ -10,7 +10,7 @@ use keyward::pb::etcdserverpb::{
 };
 
 use crate::{
-    harness::{binary::Version, versions},
+    harness::{binary::Version, every_version},
     model::store::Op,
 };
 
@@ -39,7 +39,7 @@ const FILTERED: i64 = 7;
 
 #[tokio::test]
 async fn a_tick_tells_whom_the_model_says() {
-    for version in versions() {
+    for version in every_version() {
         let mut seen = Seen::start(&version).await;
         let due = seen.due();
         let future = !flavor(&version).no_future_progress;
