@@ -83,6 +83,7 @@ async fn members_with_certificates_of_their_own_are_pinned() {
         let loud = Keyward::start(site, &lines).await;
         serves(&loud, &cluster).await;
         let warnings = || loud.log().matches("members are NOT verified").count();
+        loud.logged("the warning", |line| line.contains("members are NOT verified")).await;
         assert_eq!(warnings(), 1, "{}", loud.log());
         loud.reload(&lines);
         let counted = async || loud.log().contains("warnings stand as before").then_some(());

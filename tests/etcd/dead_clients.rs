@@ -185,7 +185,8 @@ async fn idle_connections_without_end_keep_nobody_out_and_doctor_says_whose_they
         again.get()
     );
     assert!(ended >= 20.0, "{ended} made room");
-    let log = keyward.log();
-    let told = log.matches("a limit of client connections is reached").count();
+    const TOLD: &str = "a limit of client connections is reached";
+    keyward.logged(TOLD, |line| line.contains(TOLD)).await;
+    let told = keyward.log().matches(TOLD).count();
     assert!((1..=12).contains(&told), "{told} lines");
 }

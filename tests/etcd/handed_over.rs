@@ -126,7 +126,7 @@ async fn a_successor_that_cannot_serve_changes_nothing_and_without_a_predecessor
     let site = Site::new();
     let config = configured(&site, &cluster).replace("1h", "0s");
     let keyward = Keyward::start_taking_over(site, &config).await;
-    assert!(keyward.log().contains("an ordinary start"));
+    keyward.logged("an ordinary start", |line| line.contains("an ordinary start")).await;
     let before = keyward.id();
     // A listener that somebody else has.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

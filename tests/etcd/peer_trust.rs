@@ -62,8 +62,9 @@ async fn one_that_they_do_not_trust_mints_and_a_reload_to_one_that_they_do_is_re
             (count > 0.0).then_some(())
         };
         wait::until(LIMIT, "the reload is refused", refused).await;
-        let log = keyward.log();
-        let said = log.lines().find(|line| line.contains("configuration not reloaded")).expect("it is said");
+        let is_refusal = |line: &str| line.contains("configuration not reloaded");
+        let log = keyward.logged("the refusal of the reload", is_refusal).await;
+        let said = log.lines().find(|line| is_refusal(line)).expect("it is said");
         assert!(said.contains("mint.ca: member m"), "{version}: {said}");
         Caller::anybody(listen).await.put("/a/x", b"2".to_vec(), 0).await.expect("the old one mints");
         // Nobody else was harmed by our look.

@@ -115,8 +115,9 @@ async fn certificates_are_followed_and_a_bad_one_is_not() {
     };
     swap(&root, "..v3");
     wait::until(LIMIT, "the bad pair is read", refused).await;
-    let log = keyward.log();
-    let said = log.lines().find(|line| line.contains("configuration not reloaded")).expect("it is said");
+    let is_refusal = |line: &str| line.contains("configuration not reloaded");
+    let log = keyward.logged("the refusal of the bad pair", is_refusal).await;
+    let said = log.lines().find(|line| is_refusal(line)).expect("it is said");
     assert!(said.contains("listener[1].tls.key"), "{said}");
     assert!(!log.contains("PRIVATE KEY"), "no secret is told");
     shows(&two).await;
@@ -151,8 +152,8 @@ async fn a_password_of_keywards_own_is_changed_without_a_restart() {
 
     keyward.site().write("keeper-password", "second-secret");
     keyward.ready().await;
-    let log = keyward.log();
-    assert!(log.contains("revocation.user: another user or password"), "{log}");
+    let changed = |line: &str| line.contains("revocation.user: another user or password");
+    let log = keyward.logged("the change of the password", changed).await;
     assert!(!log.contains("-secret"), "no secret is told");
 }
 
@@ -205,8 +206,8 @@ async fn listeners_come_go_and_change_and_whoever_is_at_the_others_does_not_noti
         (now > before).then_some(())
     };
     wait::until(LIMIT, "it is refused", refused).await;
-    let log = keyward.log();
-    assert!(log.contains(&format!("listener taken: cannot listen on {}", taken.1)), "{log}");
+    let why = format!("listener taken: cannot listen on {}", taken.1);
+    keyward.logged(&why, |line| line.contains(&why)).await;
     newcomer.put("/a/k", b"2".to_vec(), 0).await.expect("it is still there");
     Caller::log_in(new, "alice").await;
     assert_eq!(watch.message().await.expect("it goes on").expect("it goes on").events.len(), 1);
@@ -263,8 +264,8 @@ async fn limits_and_what_is_advertised_change_under_open_connections() {
         seen.extend(told.events.iter().map(|event| event.kv.as_ref().expect("a put").value.len()));
     }
     assert_eq!(seen, [4096, 5]);
-    let log = keyward.log();
-    assert!(log.contains("limits: changed") && !log.contains("at the next start"), "{log}");
+    let log = keyward.logged("the change of limits", |line| line.contains("limits: changed")).await;
+    assert!(!log.contains("at the next start"), "{log}");
 }
 
 /// Waits until three members are ready, at these.

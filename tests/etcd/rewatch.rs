@@ -124,10 +124,15 @@ fn key(watch: usize) -> String {
     format!("k{:03}", watch % KEYS)
 }
 
-/// A transaction that writes every key. What a member that knows no leader took may be lost: it is not waited for long.
+/// A transaction that writes every key.
 async fn write(to: &Connection) -> Option<i64> {
-    let keys = (0..KEYS).map(|watch| (key(watch), b"value".to_vec()));
-    timeout(2 * EVERY, to.put(keys)).await.ok().flatten()
+    to.put((0..KEYS).map(|watch| (key(watch), b"value".to_vec()))).await
+}
+
+/// The same at a cluster that has all its members.
+async fn write_to_whole(to: &Connection) -> i64 {
+    let written = timeout(LIMIT, write(to)).await.expect("a cluster that is whole answers");
+    written.expect("a cluster that is whole takes writes")
 }
 
 /// The revisions that there were after `start`, by a member's own word.
@@ -242,7 +247,7 @@ impl Scene {
     async fn share(&self, shape: Shape, told: &Told) {
         let writer = Connection::open(&self.tasks, self.cluster.address(self.leader)).await;
         let joined = async || {
-            let revision = write(&writer).await.expect("a cluster that is whole takes writes");
+            let revision = write_to_whole(&writer).await;
             told.until("an event", |told| told.all_reached(revision)).await;
             let joins = self.keyward.metric("keyward_watch_feed_joins_total", &[]).await;
             (joins >= shape.all() as f64).then_some(())
@@ -275,7 +280,7 @@ impl Scene {
     /// of the watches were told something, and all.
     async fn kill(&mut self, told: &Told) -> (i64, [Duration; 3]) {
         let writer = Connection::open(&self.tasks, self.cluster.address(self.survivor())).await;
-        let before = write(&writer).await.expect("a cluster that is whole takes writes");
+        let before = write_to_whole(&writer).await;
         told.until("the first event", |told| told.all_reached(before)).await;
         told.mark.set(before);
         let killed = Instant::now();
@@ -290,7 +295,8 @@ impl Scene {
                 if told.some_are_behind(head) {
                     continue;
                 }
-                if let Some(revision) = write(&writer).await {
+                // What a member that knows no leader took may be lost: it is not waited for long.
+                if let Some(revision) = timeout(2 * EVERY, write(&writer)).await.ok().flatten() {
                     head = revision;
                     taken.get_or_insert_with(|| killed.elapsed());
                 }

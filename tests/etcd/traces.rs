@@ -171,19 +171,26 @@ async fn put(channel: &Channel, key: &str, header: Option<&str>) {
     KvClient::new(channel.clone()).put(put_of(key, header)).await.expect("written");
 }
 
-/// A Put with a message that follows its header after a moment.
-async fn slow_put(channel: &Channel, key: &str, header: &str) {
+/// A Put whose message is sent when Keyward has taken up the call by its header.
+async fn slow_put(keyward: &Keyward, channel: &Channel, key: &str, header: &str) {
     let mut grpc = tonic::client::Grpc::new(channel.clone());
     grpc.ready().await.expect("connected");
     let (metadata, _, message) = put_of(key, Some(header)).into_parts();
+    let (is_open, opened) = tokio::sync::oneshot::channel();
     let late = stream::once(async {
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        opened.await.expect("the call was seen");
         message
     });
+    let open = async {
+        let look = async || (keyward.metric("keyward_calls_open", &[]).await == 1.0).then_some(());
+        wait::until(LIMIT, "the call is open", look).await;
+        is_open.send(()).expect("the call goes on");
+    };
     let request = Request::from_parts(metadata, tonic::Extensions::default(), late.boxed());
     let path = PathAndQuery::from_static("/etcdserverpb.KV/Put");
     let codec = ProstCodec::<PutRequest, PutResponse>::default();
-    grpc.client_streaming(request, path, codec).await.expect("written");
+    let (written, ()) = tokio::join!(grpc.client_streaming(request, path, codec), open);
+    written.expect("written");
 }
 
 fn config(site: &Site, cluster: &Cluster, collector: &Collector, fields: &str) -> String {
@@ -263,7 +270,7 @@ async fn is_a_span_with_its_waits(minor: &str) {
     let keyward = Keyward::start(site, &text).await;
     let channel = connection(&keyward.url()).await;
     let (id, header) = traceparent(0xa1, "01");
-    slow_put(&channel, "/a/k", &header).await;
+    slow_put(&keyward, &channel, "/a/k", &header).await;
     let is_whole = |spans: &[Span]| {
         let of = |service| spans.iter().filter(move |span: &&Span| span.service == service).count();
         of("keyward") > 4 && of("etcd") > 0
@@ -272,9 +279,8 @@ async fn is_a_span_with_its_waits(minor: &str) {
     let of_etcd = judge(spans, &cluster);
 
     // The same id stands in the access record, here and at the collector.
-    let log = keyward.log();
     let is_record = |line: &str| line.contains("/Put") && line.contains(&format!("trace=\"{id}\""));
-    assert!(log.lines().any(is_record), "{log}");
+    keyward.logged("the access record with the trace", is_record).await;
     let record = async || {
         let is_call = |record: &Value| record["traceId"] == *id && record["body"]["stringValue"] == "call";
         collector.records().into_iter().find(is_call)
@@ -340,7 +346,8 @@ fn without_a_decision_and_with_sample_0_no_call_has_a_trace_until_a_reload_chang
         let spans = collector.trace(&id, |spans| !spans.is_empty()).await;
         assert_eq!(only(&spans, PUT, SERVER).attributes.get("network.peer.address"), None, "identities");
         assert!(collector.spans().iter().all(|span| span.trace == id), "{:#?}", collector.spans());
-        assert!(keyward.log().contains(&format!("trace=\"{untraced}\"")), "the client's id is logged");
+        let told = format!("trace=\"{untraced}\"");
+        keyward.logged("the client's id", |line| line.contains(&told)).await;
 
         keyward.reload(&on);
         // A call without a trace of its client's gets one, with the id in its access record.
@@ -350,7 +357,8 @@ fn without_a_decision_and_with_sample_0_no_call_has_a_trace_until_a_reload_chang
         };
         let own = wait::until(LIMIT, "a trace of Keyward's own", begun).await;
         assert_eq!((own.parent.as_str(), own.name.as_str()), ("", PUT));
-        assert!(keyward.log().contains(&format!("trace=\"{}\"", own.trace)));
+        let told = format!("trace=\"{}\"", own.trace);
+        keyward.logged("the id of Keyward's own trace", |line| line.contains(&told)).await;
 
         // A member that hangs leaves no slot for further calls.
         cluster.stop(0);
@@ -361,8 +369,8 @@ fn without_a_decision_and_with_sample_0_no_call_has_a_trace_until_a_reload_chang
         });
         let waits = async {
             let turn =
-                async || (keyward.metric("keyward_calls_open", &[]).await > SLOTS as f64).then_some(());
-            wait::until(LIMIT, "the calls are under way", turn).await;
+                async || (keyward.metric("keyward_member_calls_queued", &[]).await == 1.0).then_some(());
+            wait::until(LIMIT, "a call waits for its turn", turn).await;
             cluster.resume(0);
         };
         futures_util::future::join(join_all(puts), waits).await;

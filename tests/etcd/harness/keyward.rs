@@ -242,9 +242,16 @@ impl Keyward {
         line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") * 1024
     }
 
-    /// Everything that it logged, over all its starts.
+    /// Everything that it logged, over all its starts: what must *not* be there. What must be there is waited for by `logged`.
     pub(crate) fn log(&self) -> String {
         self.process.settled_output()
+    }
+
+    /// Waits until the log has a line of this kind, and returns the log. The thread that writes the log may have to wait for a processor
+    /// for longer than the call or the metric by which a test knows that the line is to come.
+    pub(crate) async fn logged(&self, what: &str, is_wanted: impl Fn(&str) -> bool) -> String {
+        let find = |log: &str| log.lines().any(&is_wanted).then(|| log.to_owned());
+        self.process.wrote(LIMIT, what, find).await
     }
 
     /// Changes its configuration and asks it to read that (SIGHUP), which it does in its own time.
