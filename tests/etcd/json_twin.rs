@@ -29,6 +29,7 @@ use crate::{
         keyward::{Keyward, Site},
         password, side_by_side,
     },
+    raw::End,
     twin::{
         compare::Difference,
         permitted::{At, List, Permitted, Second},
@@ -233,7 +234,8 @@ async fn judge_rows(
     verdicts
 }
 
-/// First directly; a stream through Keyward is read until as many documents came.
+/// First directly; a stream is read on each side until as many documents came as on the other side: the pause after which an open
+/// stream counts as told may be shorter than a busy machine takes for the next document.
 async fn ask_both(
     row: &RestRow,
     who: Who,
@@ -253,6 +255,11 @@ async fn ask_both(
         Reading::Documents { .. } => Reading::Documents { at_least: first.documents().len() },
     };
     let second = other.ask(row.ask(other, who, reading), who).await;
+    let told = second.documents().len();
+    if first.end == End::Open && first.documents().len() < told {
+        let reading = Reading::Documents { at_least: told };
+        return (direct.ask(row.ask(direct, who, reading), who).await, second);
+    }
     (first, second)
 }
 

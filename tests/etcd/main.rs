@@ -122,6 +122,8 @@ mod patroni;
 #[cfg(test)]
 mod peer_trust;
 #[cfg(test)]
+mod probe_logins;
+#[cfg(test)]
 mod promotions;
 #[cfg(test)]
 mod proofs;

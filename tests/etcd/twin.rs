@@ -28,7 +28,7 @@ use crate::{
         keyward::{Keyward, Site},
         side_by_side,
     },
-    raw::{Answer, Endpoint, Shape},
+    raw::{Answer, End, Endpoint, Shape},
 };
 
 /// What became of one call on both sides.
@@ -186,7 +186,8 @@ async fn judge_row(row: &Row, direct: &mut Side, other: &mut Side, permitted: &P
     verdicts
 }
 
-/// First directly; through Keyward a stream is read until as many messages came.
+/// First directly; a stream is read on each side until as many messages came as on the other side: the pause after which an open
+/// stream counts as told may be shorter than a busy machine takes for the next message.
 async fn ask_both(row: &Row, who: Who, direct: &Side, other: &Side) -> (Answer, Answer) {
     let shape = match row.shape {
         // Who may not do it is told once.
@@ -201,7 +202,16 @@ async fn ask_both(row: &Row, who: Who, direct: &Side, other: &Side) -> (Answer, 
         Shape::ServerStream { .. } => Shape::ServerStream { at_least },
     };
     let second = other.call(row.path, &(row.request)(other, who), shape, who).await;
-    (first, second)
+    let told = second.messages().len();
+    if first.end != End::Open || first.messages().len() >= told {
+        return (first, second);
+    }
+    let shape = match row.shape {
+        Shape::Once => Shape::Once,
+        Shape::Stream { .. } => Shape::Stream { at_least: told },
+        Shape::ServerStream { .. } => Shape::ServerStream { at_least: told },
+    };
+    (direct.call(row.path, &(row.request)(direct, who), shape, who).await, second)
 }
 
 fn verdict(row: &Row, who: Who, direct: &Answer, other: &Answer, permitted: &Permitted) -> Verdict {
