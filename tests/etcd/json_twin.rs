@@ -234,8 +234,8 @@ async fn judge_rows(
     verdicts
 }
 
-/// First directly; a stream is read on each side until as many documents came as on the other side: the pause after which an open
-/// stream counts as told may be shorter than a busy machine takes for the next document.
+/// First directly; a stream that tells something is read on each side until as many documents came as on the other side: the pause
+/// after which an open stream counts as told may be shorter than a busy machine takes for the next document.
 async fn ask_both(
     row: &RestRow,
     who: Who,
@@ -256,7 +256,7 @@ async fn ask_both(
     };
     let second = other.ask(row.ask(other, who, reading), who).await;
     let told = second.documents().len();
-    if first.end == End::Open && first.documents().len() < told {
+    if first.end == End::Open && (1..told).contains(&first.documents().len()) {
         let reading = Reading::Documents { at_least: told };
         return (direct.ask(row.ask(direct, who, reading), who).await, second);
     }

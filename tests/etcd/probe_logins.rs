@@ -11,7 +11,7 @@ use keyward::tasks::Tasks;
 
 use crate::harness::binary::Version;
 use crate::harness::relay::Relay;
-use crate::harness::{Cluster, Options, every_version, password, wait};
+use crate::harness::{Cluster, Options, every_version, password, side_by_side, wait};
 use crate::members::{Followed, alone, applied, config, login, logins, logins_of_all, ready, with_auth};
 
 /// For what takes an election or a look at the member list: a limit, never a pause.
@@ -21,8 +21,8 @@ const LIMIT: Duration = Duration::from_secs(40);
 #[tokio::test]
 async fn a_probing_user_logs_in_once_per_member_and_only_where_it_must() {
     alone(async {
-        for version in every_version() {
-            let cluster = Cluster::start(&version, with_auth(3)).await;
+        let of_version = async |version: &Version| {
+            let cluster = Cluster::start(version, with_auth(3)).await;
             let before = logins_of_all(&cluster).await;
             let followed = Followed::start(&config(&cluster, &[0, 1, 2], Some("root")));
             let first = followed.until("three are ready", |now| ready(now) == 3).await;
@@ -40,13 +40,14 @@ async fn a_probing_user_logs_in_once_per_member_and_only_where_it_must() {
                 }
             };
             tokio::time::timeout(LIMIT, seen).await.expect("the probes see what was written");
-            let allowed = if guarded(&version) { 1.0 } else { 0.0 };
+            let allowed = if guarded(version) { 1.0 } else { 0.0 };
             for (i, before) in before.into_iter().enumerate() {
                 // etcdctl wrote through member 0, and logs in for each.
                 let ours = logins(&cluster, i).await - before - if i == 0 { 4.0 } else { 0.0 };
                 assert_eq!(ours, allowed, "{version} member {i}");
             }
-        }
+        };
+        side_by_side(&every_version(), of_version).await;
     })
     .await;
 }
