@@ -20,10 +20,16 @@ use crate::io::http_get::{GetError, get};
 
 /// The path of a replica's row at its admin address.
 pub(super) const PATH: &str = "/replica";
-/// Time limit for the answer of one address, and for the resolution of one name.
-const LIMIT: Duration = Duration::from_secs(1);
-/// Age up to which answers are used again.
-const FRESH: Duration = Duration::from_secs(3);
+/// The times of a look at the other replicas.
+#[derive(Clone, Copy)]
+struct ReplicaTimes {
+    /// Time limit for the answer of one address, and for the resolution of one name.
+    limit: Duration,
+    /// Age up to which answers are used again.
+    fresh: Duration,
+}
+
+const TIMES: ReplicaTimes = ReplicaTimes { limit: Duration::from_secs(1), fresh: Duration::from_secs(3) };
 /// Addresses of one name that are asked.
 const ADDRESSES: usize = 32;
 /// Largest answer that is read, in bytes.
@@ -32,6 +38,7 @@ const LONGEST: usize = 16 * 1024;
 /// Asks the other replicas.
 pub struct OtherReplicas {
     names: Arc<[String]>,
+    times: ReplicaTimes,
     answers: Mutex<Option<(Instant, Vec<ReplicaRow>)>>,
 }
 
@@ -70,8 +77,8 @@ pub struct ReplicaRow {
 /// Reason for the lack of a replica's row.
 #[derive(Debug, thiserror::Error)]
 enum SilentReplica {
-    #[error("no answer within {} s", LIMIT.as_secs())]
-    Late,
+    #[error("no answer within {} s", .0.as_secs())]
+    Late(Duration),
     #[error("{0}")]
     Unconnected(#[from] std::io::Error),
     #[error("{0}")]
@@ -86,7 +93,7 @@ impl OtherReplicas {
     /// The replicas with these admin addresses: `HOST:PORT`, a name for all of its addresses.
     #[must_use]
     pub fn new(names: Arc<[String]>) -> Self {
-        Self { names, answers: Mutex::default() }
+        Self { names, times: TIMES, answers: Mutex::default() }
     }
 
     /// The rows of all replicas, `own` first. An address that leads to this process has no further row.
@@ -97,8 +104,8 @@ impl OtherReplicas {
         // Later lookers wait for the answers to the first.
         let mut answers = self.answers.lock().await;
         let others = match &*answers {
-            Some((taken, rows)) if taken.elapsed() < FRESH => rows,
-            _ => &answers.insert((Instant::now(), ask_all(&self.names).await)).1,
+            Some((taken, rows)) if taken.elapsed() < self.times.fresh => rows,
+            _ => &answers.insert((Instant::now(), ask_all(&self.names, self.times.limit).await)).1,
         };
         let mut rows = vec![own];
         for other in others {
@@ -110,30 +117,30 @@ impl OtherReplicas {
     }
 }
 
-async fn ask_all(names: &[String]) -> Vec<ReplicaRow> {
-    join_all(names.iter().map(|name| rows_of(name))).await.into_iter().flatten().collect()
+async fn ask_all(names: &[String], limit: Duration) -> Vec<ReplicaRow> {
+    join_all(names.iter().map(|name| rows_of(name, limit))).await.into_iter().flatten().collect()
 }
 
 /// The rows of all addresses of a name.
-async fn rows_of(name: &str) -> Vec<ReplicaRow> {
-    match within_limit(lookup_host(name)).await {
-        Ok(found) => join_all(found.take(ADDRESSES).map(|address| row_of(name, address))).await,
+async fn rows_of(name: &str, limit: Duration) -> Vec<ReplicaRow> {
+    match within(limit, lookup_host(name)).await {
+        Ok(found) => join_all(found.take(ADDRESSES).map(|address| row_of(name, address, limit))).await,
         Err(silent) => vec![ReplicaRow::silent(name, &silent)],
     }
 }
 
-async fn row_of(name: &str, address: SocketAddr) -> ReplicaRow {
-    match within_limit(ask(name, address)).await {
+async fn row_of(name: &str, address: SocketAddr, limit: Duration) -> ReplicaRow {
+    match within(limit, ask(name, address)).await {
         Ok(row) => row.at(address),
         Err(silent) => ReplicaRow::silent(&address.to_string(), &silent),
     }
 }
 
-async fn within_limit<T, E>(step: impl Future<Output = Result<T, E>>) -> Result<T, SilentReplica>
+async fn within<T, E>(limit: Duration, step: impl Future<Output = Result<T, E>>) -> Result<T, SilentReplica>
 where
     SilentReplica: From<E>,
 {
-    Ok(timeout(LIMIT, step).await.map_err(|_| SilentReplica::Late)??)
+    Ok(timeout(limit, step).await.map_err(|_| SilentReplica::Late(limit))??)
 }
 
 async fn ask(name: &str, address: SocketAddr) -> Result<ReplicaRow, SilentReplica> {
@@ -215,7 +222,10 @@ mod tests {
         let other =
             ReplicaRow { state: "serving\x1b[2J".into(), host: Some("there".into()), pid: Some(9), ..own() };
         let wrong = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned();
-        let replicas = OtherReplicas::new(addresses.iter().map(ToString::to_string).collect());
+        // The machine may take any time for an answer.
+        let (names, long) = (addresses.iter().map(ToString::to_string).collect(), Duration::from_secs(3600));
+        let times = ReplicaTimes { limit: long, fresh: long };
+        let replicas = OtherReplicas { times, ..OtherReplicas::new(names) };
         let answers = [page(&own()), page(&other), wrong].map(|answer| vec![answer]);
         let served = join_all(listeners.into_iter().zip(answers).map(|(one, answers)| serve(one, answers)));
         let (rows, _) = tokio::join!(replicas.beside(own()), served);
@@ -224,7 +234,7 @@ mod tests {
         assert_eq!(states, [(Some(7), ""), (Some(9), "serving\\u{1b}[2J"), (None, "")], "{rows:?}");
         assert_eq!(rows[1].address, Some(addresses[1].to_string()));
         assert!(rows[2].why.as_deref().is_some_and(|why| why.contains("404")), "{rows:?}");
-        // Nobody listens any more: a second look within seconds shows the same answers.
+        // Nobody listens any more: a second look within the time shows the same answers.
         assert_eq!(replicas.beside(own()).await.len(), 3);
     }
 }

@@ -38,7 +38,7 @@ pub struct AuditUnwritable;
 
 /// Writes the last records when dropped, within two seconds.
 #[must_use = "the last records are written when it is dropped at the end of the process"]
-pub struct AuditCloseGuard(Arc<AuditQueue>);
+pub struct AuditCloseGuard(pub(super) Arc<AuditQueue>);
 
 impl Drop for AuditCloseGuard {
     fn drop(&mut self) {

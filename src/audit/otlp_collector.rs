@@ -53,8 +53,8 @@ impl OtlpCollector {
     /// Sends the lines from the first unsent one on.
     ///
     /// # Errors
-    /// The collector is gone, or refuses for now: the remaining lines may be sent again. After an error
-    /// without an answer, the collector may have the lines already.
+    /// The collector is gone, or refuses for now: the remaining lines may be sent again. Without an answer the
+    /// collector may have the lines already: a line in the log twice has its number twice, a lost line is gone.
     pub(super) fn send(&mut self, lines: &[u8], progress: &mut SinkProgress) -> io::Result<()> {
         let lines: Vec<&[u8]> = lines.split_inclusive(|byte| *byte == b'\n').collect();
         let mut rest = lines.get(progress.sent_lines()..).unwrap_or_default();
@@ -128,17 +128,16 @@ mod tests {
     use crate::telemetry::otlp_messages::{OtlpLogsRequest, OtlpPartialSuccess, OtlpValueKind};
     use http::uri::PathAndQuery;
 
-    /// An answer, and the treatment of the connection behind it.
     struct ScriptedAnswer {
         status: &'static str,
         refused: i64,
-        closes: bool,
     }
 
-    const OK: ScriptedAnswer = ScriptedAnswer { status: "200 OK", refused: 0, closes: false };
+    const OK: ScriptedAnswer = ScriptedAnswer { status: "200 OK", refused: 0 };
 
-    /// Answers one request each, and returns the bodies of the log records of each request.
-    fn collector(answers: Vec<ScriptedAnswer>) -> (SocketAddr, JoinHandle<Vec<Vec<String>>>) {
+    /// Answers one request each, and returns the bodies of the log records of each request. Without an answer,
+    /// the connection is closed behind the request.
+    fn collector(answers: Vec<Option<ScriptedAnswer>>) -> (SocketAddr, JoinHandle<Vec<Vec<String>>>) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let serving = thread::spawn(move || {
@@ -148,6 +147,7 @@ mod tests {
                 let mut stream =
                     connection.take().unwrap_or_else(|| BufReader::new(listener.accept().unwrap().0));
                 requests.push(request(&mut stream));
+                let Some(answer) = answer else { continue };
                 let partial_success = (answer.refused > 0).then(|| OtlpPartialSuccess {
                     rejected: answer.refused,
                     error_message: "too old".into(),
@@ -155,7 +155,7 @@ mod tests {
                 let body = OtlpAnswer { partial_success }.encode_to_vec();
                 let head = format!("HTTP/1.1 {}\r\ncontent-length: {}\r\n\r\n", answer.status, body.len());
                 stream.get_mut().write_all(&[head.as_bytes(), &body].concat()).unwrap();
-                connection = Some(stream).filter(|_| !answer.closes);
+                connection = Some(stream);
             }
             requests
         });
@@ -194,9 +194,9 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_sent_again_after_a_refusal_for_now_and_past_a_connection_closed_while_idle() {
+    fn lines_are_sent_again_after_a_refusal_for_now_and_past_a_kept_connection_that_closes() {
         let unavailable = ScriptedAnswer { status: "503 Service Unavailable", ..OK };
-        let (address, serving) = collector(vec![ScriptedAnswer { closes: true, ..OK }, unavailable, OK, OK]);
+        let (address, serving) = collector(vec![Some(OK), None, Some(unavailable), Some(OK), Some(OK)]);
         let (mut collector, mut progress) = (sending_to(address), SinkProgress::default());
         collector.send(b"one\ntwo\n", &mut progress).unwrap();
         assert_eq!((progress.sent, progress.refused), (2, 0));
@@ -211,13 +211,19 @@ mod tests {
         // Lines of the batch that were sent are not sent again.
         progress = SinkProgress { sent: 1, refused: 0 };
         collector.send(b"three\nfour\n", &mut progress).unwrap();
-        assert_eq!(serving.join().unwrap(), [vec!["one", "two"], vec!["three"], vec!["three"], vec!["four"]]);
+        let three = || vec!["three"];
+        let requests = [vec!["one", "two"], three(), three(), three(), vec!["four"]];
+        assert_eq!(
+            serving.join().unwrap(),
+            requests,
+            "the connection closed before the first answer to three"
+        );
     }
 
     #[test]
     fn lines_refused_for_good_are_counted_and_not_repeated() {
         let answers = [("200 OK", 1), ("200 OK", 99), ("400 Bad Request", 0), ("413 Payload Too Large", 0)];
-        let answers = answers.map(|(status, refused)| ScriptedAnswer { status, refused, ..OK });
+        let answers = answers.map(|(status, refused)| Some(ScriptedAnswer { status, refused }));
         let (address, serving) = collector(answers.into());
         let mut collector = sending_to(address);
         for refused in [1, 2, 2, 2] {

@@ -260,7 +260,7 @@ mod tests {
     /// A sink that fails pauses between its attempts.
     #[test]
     fn a_record_wakes_the_writer_although_sinks_pause() {
-        let (queue, long) = (queue(1 << 20), Duration::from_secs(600));
+        let (queue, long) = (queue(1 << 20), Duration::from_secs(24 * 3600));
         let (written, writes) = mpsc::channel();
         thread::scope(|scope| {
             let queue = &queue;
@@ -280,9 +280,9 @@ mod tests {
                 thread::yield_now();
             }
             queue.try_reserve(1).expect("room").fill(b"{}".to_vec());
-            let woken = writes.recv_timeout(Duration::from_secs(30));
+            // A writer that nobody wakes lets the test wait for a day.
+            assert_eq!(writes.recv(), Ok(1));
             queue.close(Duration::ZERO);
-            assert_eq!(woken, Ok(1));
         });
     }
 

@@ -302,6 +302,8 @@ mod tests {
     use crate::config::{Endpoint, Scheme};
     use crate::telemetry::metrics::Metrics;
 
+    const UNLIMITED: Duration = Duration::from_secs(24 * 3600);
+
     #[derive(serde::Serialize)]
     struct Plain {
         time: Timestamp,
@@ -328,6 +330,11 @@ mod tests {
         let metrics = Metrics::new(Vec::new());
         let (log, guard) = AuditLog::start(settings, metrics.audit.clone()).unwrap();
         (log, guard, metrics)
+    }
+
+    /// Ends the log without the limit of the guard: the disk of a test may be slow.
+    fn end(guard: AuditCloseGuard) {
+        guard.0.close(UNLIMITED);
     }
 
     fn record(log: &AuditLog, note: impl ToString) {
@@ -358,7 +365,7 @@ mod tests {
         for _ in 0..2 {
             let (log, guard, metrics) = start(&settings);
             record(&log, "one");
-            drop(guard);
+            end(guard);
             assert_eq!(metrics.audit.written.get(), 4);
             assert_eq!(metrics.audit.waiting.get(), 0);
         }
@@ -370,7 +377,7 @@ mod tests {
         let other = HeadPublicKey::read(&write_key_pair(&folder.path().join("other")).unwrap()).unwrap();
         assert!(matches!(check(&[&path], Some(&other)), Err(ChainFault::Signature)));
         let unsigned = folder.path().join("unsigned.log");
-        drop(start(&AuditSettings { signing_key: None, ..self::settings(&unsigned, OnFull::Block) }));
+        end(start(&AuditSettings { signing_key: None, ..self::settings(&unsigned, OnFull::Block) }).1);
         check(&[&unsigned], None).unwrap();
         assert!(matches!(check(&[&unsigned], Some(&public)), Err(ChainFault::Signature)));
     }
@@ -391,7 +398,7 @@ mod tests {
             }
             record(&log, number);
         }
-        drop(guard);
+        end(guard);
         let mut files: Vec<_> =
             fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();
@@ -421,14 +428,14 @@ mod tests {
             thread::yield_now();
         }
         assert_eq!((metrics.audit.lost("all").get(), metrics.audit.written.get()), (10, 0));
-        drop(guard);
+        end(guard);
         let (log, guard, metrics) = start(&settings(full, OnFull::Block));
         for _ in 0..100 {
             record(&log, "");
         }
         assert_eq!(metrics.audit.lost("all").get(), 36, "64 wait for the disk");
         assert!(metrics.audit.waiting.get() > 0);
-        drop(guard);
+        end(guard);
         assert_eq!(metrics.audit.lost("all").get(), 100, "the process does not wait for ever");
     }
 
@@ -442,7 +449,7 @@ mod tests {
         let queue = Arc::new(AuditQueue::new(1 << 20, metrics.audit.clone()));
         queue.count_lost(3);
         super::start(&settings, &queue).unwrap();
-        queue.close(Duration::from_secs(30));
+        queue.close(UNLIMITED);
         assert_eq!(events(&path), ["start", "lost", "stop", "head"]);
         assert_eq!(check(&[&path], None).unwrap().lost, 3);
     }
@@ -465,7 +472,7 @@ mod tests {
             thread::yield_now();
         }
         record(&log, "two");
-        drop(guard);
+        end(guard);
         let lines = fs::read_to_string(&file).unwrap();
         let records = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         let lost = records.filter(|record| record["event"] == "lost" && record["sink"] == "otlp");

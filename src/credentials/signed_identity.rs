@@ -66,8 +66,16 @@ impl SignedIdentity {
     /// # Errors
     /// The auth revision cannot be found out.
     pub async fn token(&self) -> Result<Token, LoginFailure> {
+        self.token_by(|| (Instant::now(), SystemTime::now())).await
+    }
+
+    /// The same by these clocks, the monotonic clock and the wall clock.
+    pub(super) async fn token_by(
+        &self,
+        clocks: impl FnOnce() -> (Instant, SystemTime),
+    ) -> Result<Token, LoginFailure> {
         let (revision, signer) = (self.revision.current().await?, self.revision.signer());
-        let now = (Instant::now(), SystemTime::now());
+        let now = clocks();
         if let Some(last) = &*self.last.load()
             && last.revision == revision
             && last.is_good(signer.config.lifetime, now)

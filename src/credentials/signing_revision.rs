@@ -258,13 +258,19 @@ mod tests {
         let (revision, _asked) = revision();
         told(&revision, 7);
         let alice = SignedIdentity::new(&"alice".into(), &revision);
+        // The wall clock goes with the paused clock: a real second may pass at any step of the test.
+        let (began, epoch) = (Instant::now(), SystemTime::now());
+        let token = async || {
+            let clocks = || (Instant::now(), epoch + began.elapsed());
+            alice.token_by(clocks).await.unwrap()
+        };
         let refused = async || {
-            let token = alice.token().await.unwrap();
+            let token = token().await;
             alice.invalidate(&token);
             told(&revision, 7);
             token.serial()
         };
-        let first = alice.token().await.unwrap().serial();
+        let first = token().await.serial();
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(refused().await, first);
         let second = refused().await;
@@ -273,7 +279,7 @@ mod tests {
             assert_eq!(refused().await, second, "one that is signed in the same second is the same");
         }
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert_ne!(alice.token().await.unwrap().serial(), second);
+        assert_ne!(token().await.serial(), second);
         assert_eq!(revision.signer().signed(), 3);
     }
 

@@ -448,7 +448,7 @@ fn wrong_passwords_are_bounded_and_push_out_nobody() {
         // including threads of concurrent tests.
         let sizes = || (world.credentials.known().len(), lock(&world.credentials.known).identities.len());
         let bounded = |(alive, listed): (usize, usize)| alive <= 17 && listed <= 64;
-        for more in 0..100_000 {
+        for more in 0.. {
             world.credentials.unproved.run_pending_tasks();
             world.credentials.proved.run_pending_tasks();
             if bounded(sizes()) {
@@ -457,7 +457,6 @@ fn wrong_passwords_are_bounded_and_push_out_nobody() {
             drop(world.identity("alice", &format!("more {more}")));
             std::thread::yield_now();
         }
-        assert!(bounded(sizes()), "{:?}", sizes());
         world.verify("alice", "a", &[A]).await.unwrap();
         assert_eq!(logins(&member), 1);
     });
@@ -466,15 +465,12 @@ fn wrong_passwords_are_bounded_and_push_out_nobody() {
 /// Waits until at most `kept` identities are in memory. The cache frees evicted identities only when no
 /// thread, such as a concurrent test, may still read a cache.
 fn let_go(world: &World, kept: usize) {
-    const TURNS: usize = 1_000_000;
-    let freed = (0..TURNS).any(|_| {
+    while world.credentials.known().len() > kept {
         for cache in [&world.credentials.unproved, &world.credentials.proved] {
             cache.run_pending_tasks();
         }
         std::thread::yield_now();
-        world.credentials.known().len() <= kept
-    });
-    assert!(freed, "{} identities", world.credentials.known().len());
+    }
 }
 
 #[test]
@@ -488,10 +484,13 @@ fn a_flood_of_users_takes_no_more_memory_than_there_is_and_pushes_out_nobody() {
         for n in 0..FLOOD {
             drop(world.identity(&format!("user{n}"), "guess"));
             most = most.max(lock(&world.credentials.known).identities.len());
+            // A concurrent test may delay the cache from freeing evicted identities for any time.
+            if n % 1_000 == 0 {
+                let_go(&world, 1_001);
+            }
         }
-        // The kept identities and as many dropped ones; more while a concurrent test delays the cache from
-        // freeing evicted identities.
-        assert!((1_000..FLOOD as usize / 2).contains(&most), "{most} identities");
+        // At most 2,001 identities live between two waits, and the list has at most as many dropped ones.
+        assert!((1_000..=4_002).contains(&most), "{most} identities");
         let_go(&world, 1_001);
         assert!(world.credentials.unproved.entry_count() <= 1_000);
         world.verify("alice", "a", &[A]).await.unwrap();

@@ -48,11 +48,15 @@ pub struct RetryBudget {
 
 impl Default for RetryBudget {
     fn default() -> Self {
-        Self { shared: Cell::new(RetryAccount::half(Instant::now())), own: RefCell::default() }
+        Self::begun(Instant::now())
     }
 }
 
 impl RetryBudget {
+    fn begun(now: Instant) -> Self {
+        Self { shared: Cell::new(RetryAccount::half(now)), own: RefCell::default() }
+    }
+
     /// Credits the account for a call's first try.
     pub fn called(&self) {
         let mut account = self.shared.get();
@@ -121,8 +125,8 @@ mod tests {
 
     #[test]
     fn a_fifth_of_the_traffic_and_what_was_saved_is_sent_again() {
-        let retries = RetryBudget::default();
         let now = Instant::now();
+        let retries = RetryBudget::begun(now);
         let saved = taken(&retries, now, 100_000);
         assert_eq!(saved as u64, SAVED / 2);
         assert_eq!(taken(&retries, now, 1), 0);
@@ -132,8 +136,8 @@ mod tests {
 
     #[test]
     fn who_cannot_be_proved_draws_on_an_account_of_its_own() {
-        let retries = RetryBudget::default();
         let now = Instant::now();
+        let retries = RetryBudget::begun(now);
         let own = |identity, tries| {
             let take = |_: &u64| retries.take(RetryCause::Own(IdentityKey::numbered(identity)), now);
             (0..tries).filter(take).count() as u64
@@ -148,8 +152,8 @@ mod tests {
 
     #[test]
     fn accounts_of_identities_are_bounded_and_those_at_rest_are_forgotten() {
-        let retries = RetryBudget::default();
         let now = Instant::now();
+        let retries = RetryBudget::begun(now);
         let take = |identity, now| retries.take(RetryCause::Own(IdentityKey::numbered(identity)), now);
         let shared = usize::try_from(SAVED / 2).unwrap();
         for identity in 0..5000 {
@@ -163,8 +167,8 @@ mod tests {
 
     #[test]
     fn a_quiet_shard_may_try_some_a_second_and_saves_up_to_its_bound() {
-        let retries = RetryBudget::default();
         let mut now = Instant::now();
+        let retries = RetryBudget::begun(now);
         taken(&retries, now, 100_000);
         now += Duration::from_secs(1);
         assert_eq!(taken(&retries, now, 100_000) as u64, STEADY);

@@ -71,17 +71,19 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
 
+    /// The sockets have paths in a folder of the test: another process may listen at a port once it is free.
     #[test]
     fn a_socket_is_taken_once_and_ends_with_its_last_copy() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name| folder.path().join(name);
+        let listener = UnixListener::bind(path("a")).unwrap();
         let before = ListeningSockets::default();
         before.opened("a".into(), &listener).unwrap();
-        before.opened("b".into(), &TcpListener::bind("127.0.0.1:0").unwrap()).unwrap();
+        before.opened("b".into(), &UnixListener::bind(path("b")).unwrap()).unwrap();
         let (names, sockets) = before.copies().unwrap();
         assert_eq!(names, ["a", "b"]);
         let after = ListeningSockets::default();
@@ -89,9 +91,9 @@ mod tests {
         drop(listener);
         before.closed("a");
         let taken = after.take("a").expect("was open");
-        assert!(after.take("a").is_none() && TcpStream::connect(address).is_ok());
+        assert!(after.take("a").is_none() && UnixStream::connect(path("a")).is_ok());
         assert_eq!(after.drop_unused(), ["b"]);
         drop(taken);
-        assert!(TcpStream::connect(address).is_err());
+        assert!(UnixStream::connect(path("a")).is_err());
     }
 }

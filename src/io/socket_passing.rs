@@ -56,27 +56,28 @@ pub fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usize, Vec
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
 
+    /// The socket has a path in a folder of the test: another process may listen at a port once it is free.
     #[test]
     fn a_listening_socket_outlives_the_sender() {
         let (one, other) = UnixStream::pair().unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
         assert_eq!(send(one.as_fd(), b"take\n", &[listener.into()]).unwrap(), 5);
         let mut bytes = [0; 16];
         let (length, mut sockets) = receive(other.as_fd(), &mut bytes).unwrap();
         assert_eq!((&bytes[..length], sockets.len()), (&b"take\n"[..], 1));
         drop(one);
-        let listener = TcpListener::from(sockets.remove(0));
-        assert!(TcpStream::connect(address).is_ok());
+        let listener = UnixListener::from(sockets.remove(0));
+        assert!(UnixStream::connect(&path).is_ok());
         listener.accept().unwrap();
         assert_eq!(receive(other.as_fd(), &mut bytes).unwrap().0, 0);
         drop(listener);
-        assert!(TcpStream::connect(address).is_err(), "no copy of the socket is left");
+        assert!(UnixStream::connect(&path).is_err(), "no copy of the socket is left");
     }
 
     #[test]

@@ -78,9 +78,10 @@ impl CollectorClient {
         })
     }
 
-    /// Sends a request, and returns status and body of the answer. A connection that was idle may be dead
-    /// without a sign, so a failure there is followed by one attempt on a new connection. Blocks the thread,
-    /// for ten seconds at most.
+    /// Sends a request, and returns status and body of the answer. The collector, or a load balancer before it,
+    /// may close a connection that was idle at any moment, also while a request is on its way: a failure on
+    /// such a connection is followed by one attempt on a new connection, so the collector may get the request
+    /// twice. Blocks the thread, for ten seconds at most.
     ///
     /// # Errors
     /// No whole answer of a bounded size came in time. The collector may have the request.
@@ -112,25 +113,105 @@ impl CollectorClient {
     /// Sends one request, and reads its answer whole. Returns the connection if further requests may use it.
     async fn ask(
         &self,
-        mut connection: CollectorConnection,
+        connection: CollectorConnection,
         body: Bytes,
     ) -> io::Result<(StatusCode, Bytes, Option<CollectorConnection>)> {
+        let CollectorConnection { mut sender, driver } = connection;
         let mut request =
             Request::post(self.path.as_str()).body(Full::new(body)).map_err(io::Error::other)?;
         *request.headers_mut() = self.headers.clone();
         let answer = async {
-            let sent = connection.sender.send_request(request).await;
+            let sent = sender.send_request(request).await;
             let (head, body) = sent.map_err(io::Error::other)?.into_parts();
             let body = Limited::new(body, LONGEST_ANSWER).collect().await.map_err(io::Error::other)?;
             Ok::<_, io::Error>((head.status, body.to_bytes()))
         };
         // A connection may end with its answer: the answer is complete then, and the connection is not used
-        // again.
-        let (answered, is_open) = match select(Box::pin(answer), connection.driver.as_mut()).await {
-            Either::Left((answered, _)) => (answered, true),
-            Either::Right((_, answer)) => (answer.await, false),
+        // again. The driver is dropped with its end: a driver that found the connection closed while idle
+        // still holds the request, and the sending half waits for an answer until the request is dropped.
+        let (answered, driver) = match select(Box::pin(answer), driver).await {
+            Either::Left((answered, driver)) => (answered, Some(driver)),
+            Either::Right((_ended, answer)) => (answer.await, None),
         };
         let (status, body) = answered?;
-        Ok((status, body, is_open.then_some(connection)))
+        Ok((status, body, driver.map(|driver| CollectorConnection { sender, driver })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::thread::{self, JoinHandle};
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+
+    use super::*;
+    use crate::config::Scheme;
+
+    const REQUEST_END: &[u8] = b"\r\n\r\nspans";
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\ntaken";
+
+    /// Answers one request on a connection of its own.
+    fn collector() -> (CollectorClient, JoinHandle<()>) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let serving = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(REQUEST_END) {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.extend(byte);
+            }
+            stream.write_all(ANSWER).unwrap();
+        });
+        let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port };
+        let settings = CollectorSettings { endpoint, tls: None, headers: Vec::new() };
+        (CollectorClient::new(&settings, PathAndQuery::from_static("/v1/traces")).unwrap(), serving)
+    }
+
+    /// Gives the client a kept connection, on which a request was answered. Returns the collector's end.
+    fn keep_connection(client: &mut CollectorClient) -> DuplexStream {
+        let (ours, mut theirs) = tokio::io::duplex(64 * 1024);
+        let kept = client.runtime.block_on(async {
+            let (sender, driver) = handshake(TokioIo::new(ours)).await.unwrap();
+            let connection = CollectorConnection { sender, driver: Box::pin(driver) };
+            let serving = async {
+                let mut request = Vec::new();
+                while !request.ends_with(REQUEST_END) {
+                    request.push(theirs.read_u8().await.unwrap());
+                }
+                theirs.write_all(ANSWER).await.unwrap();
+            };
+            let (asked, ()) = tokio::join!(client.ask(connection, Bytes::from_static(b"spans")), serving);
+            asked.unwrap().2
+        });
+        assert!(kept.is_some());
+        client.connection = kept;
+        theirs
+    }
+
+    /// Nobody moves the bytes of an idle connection, so the client finds the end with the next request.
+    #[test]
+    fn a_connection_that_the_collector_closed_while_idle_is_replaced_at_once() {
+        let (mut client, serving) = collector();
+        drop(keep_connection(&mut client));
+        let (status, answer) = client.exchange(&Bytes::from_static(b"spans")).unwrap();
+        assert_eq!((status, &answer[..]), (StatusCode::OK, &b"taken"[..]));
+        serving.join().unwrap();
+    }
+
+    #[test]
+    fn a_request_on_a_kept_connection_that_closes_before_an_answer_is_sent_once_more() {
+        let (mut client, serving) = collector();
+        let mut theirs = keep_connection(&mut client);
+        let exchange = thread::spawn(move || client.exchange(&Bytes::from_static(b"spans")));
+        let runtime = Builder::new_current_thread().build().unwrap();
+        // The request is on its way.
+        assert_eq!(runtime.block_on(theirs.read_u8()).unwrap(), b'P');
+        drop(theirs);
+        assert_eq!(exchange.join().unwrap().unwrap().0, StatusCode::OK);
+        serving.join().unwrap();
     }
 }

@@ -198,6 +198,12 @@ mod tests {
         (queue, guard, metrics)
     }
 
+    /// Ends the exporter without the guard's limit.
+    fn end(queue: &ExportQueue<u8>, guard: ExportGuard<u8>) {
+        queue.close(Duration::from_secs(24 * 3600));
+        drop(guard);
+    }
+
     fn answering(status: &'static str) -> (CollectorSettings, Receiver<Vec<u8>>) {
         let (bodies, received) = channel();
         let settings = collector(move |_, mut stream| {
@@ -215,7 +221,7 @@ mod tests {
         let (settings, received) = answering("200 OK");
         let (queue, guard, metrics) = exporting(&settings);
         (0..3).for_each(|item| queue.push(item, 1));
-        drop(guard);
+        end(&queue, guard);
         assert_eq!(received.try_iter().flatten().collect::<Vec<_>>(), [0, 1, 2]);
         assert_eq!(metrics.sent("spans").get(), 3);
     }
@@ -225,7 +231,7 @@ mod tests {
         let (settings, received) = answering("400 Bad Request");
         let (queue, guard, metrics) = exporting(&settings);
         queue.push(7, 1);
-        drop(guard);
+        end(&queue, guard);
         assert_eq!(received.try_iter().count(), 1);
         assert_eq!((metrics.sent("spans").get(), metrics.lost("spans", "refused").get()), (0, 1));
     }
@@ -235,19 +241,23 @@ mod tests {
         let (settings, received) = answering("503 Service Unavailable");
         let (queue, guard, metrics) = exporting(&settings);
         queue.push(7, 1);
-        while metrics.lost("spans", "unsent").get() == 0 {
-            thread::yield_now();
-        }
-        assert_eq!(received.try_iter().count(), ATTEMPTS as usize);
-        drop(guard);
+        // An earlier end would leave attempts out.
+        (0..ATTEMPTS).for_each(|_| drop(received.recv().unwrap()));
+        end(&queue, guard);
+        assert_eq!((metrics.lost("spans", "unsent").get(), received.try_iter().count()), (1, 0));
     }
 
-    /// One connection never answers, the next sends a head without an end, the last a body without an end.
+    /// The first answer is silence for a while, and then a body without an end, as every later one.
     #[test]
     fn a_silent_or_endless_collector_delays_no_push_and_bounds_the_memory() {
+        let (requested, request) = channel();
+        let (answer, answers) = channel::<()>();
         let (began, beginning) = channel();
         let settings = collector(move |_, mut stream| {
             drop(body_of(&mut stream));
+            requested.send(()).unwrap();
+            // After the first request all are answered at once.
+            _ = answers.recv();
             let head = "HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n";
             drop(stream.get_mut().write_all(head.as_bytes()));
             let (block, mut sent) = (vec![b'x'; 1 << 16], 0_u64);
@@ -258,11 +268,13 @@ mod tests {
         });
         let (queue, guard, metrics) = exporting(&settings);
         queue.push(0, 1);
+        request.recv().unwrap();
+        // The queue has 64 bytes, one of which is on its way.
+        (0..200).for_each(|item| queue.push(item, 1));
+        assert_eq!(metrics.lost("spans", "queue_full").get(), 137);
+        drop(answer);
         let read = beginning.recv().unwrap();
         assert!(read < 100_000_000, "the answer was given up early: {read}");
-        // The queue has 64 bytes.
-        (0..200).for_each(|item| queue.push(item, 1));
-        assert!(metrics.lost("spans", "queue_full").get() >= 136);
         drop(guard);
     }
 

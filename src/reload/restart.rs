@@ -153,7 +153,11 @@ mod tests {
         } else {
             "cluster.tls.ca = 'a.crt'\n"
         };
-        let text = format!("listener = [{{ name = 'a', address = '127.0.0.1:1' }}]\n{endpoints}{tls}{lines}");
+        // Without the key the number of shards is that of the machine's cores.
+        let shards = if lines.contains("runtime.shards") { "" } else { "runtime.shards = 2\n" };
+        let text = format!(
+            "listener = [{{ name = 'a', address = '127.0.0.1:1' }}]\n{endpoints}{tls}{shards}{lines}"
+        );
         std::fs::write(&path, text).unwrap();
         load(&path).unwrap_or_else(|faults| panic!("{faults}")).0
     }
