@@ -20,6 +20,8 @@ pub mod limiter;
 pub mod listener_metrics;
 pub mod log_export;
 pub mod log_filter;
+#[cfg(test)]
+pub(crate) mod log_listener;
 pub mod log_throttle;
 pub mod member_metrics;
 pub mod metrics;
@@ -197,6 +199,7 @@ mod tests {
     use std::io::Write;
     use std::sync::{Arc, Mutex};
 
+    use super::log_listener::with_log_listener;
     use super::*;
 
     /// The captured log output.
@@ -212,10 +215,10 @@ mod tests {
         }
     }
 
-    fn logged(settings: LogSettings, log: impl FnOnce()) -> Vec<String> {
+    pub(super) fn logged(settings: LogSettings, log: impl FnOnce()) -> Vec<String> {
         let lines = Lines::default();
         let writer = lines.clone();
-        tracing::subscriber::with_default(subscriber(&settings, move || writer.clone()), log);
+        with_log_listener(subscriber(&settings, move || writer.clone()), log);
         let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         text.lines().map(str::to_owned).collect()
     }

@@ -17,8 +17,20 @@ const SECRET: &str = "hunter2-c0rrect-h0rse";
 
 fn keyward(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_keyward"));
-    command.args(arguments).env_remove("KEYWARD_CONFIG");
+    command.args(arguments);
+    without_settings_of_this_process(&mut command);
     command
+}
+
+/// A variable of whoever runs the tests would be a setting of Keyward, or a service manager's socket.
+fn without_settings_of_this_process(command: &mut Command) {
+    let is_setting = |name: &std::ffi::OsString| {
+        let prefixes = ["KEYWARD_", "NOTIFY_", "WATCHDOG_", "LISTEN_"];
+        name.to_str().is_some_and(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+    };
+    for name in std::env::vars_os().map(|(name, _)| name).filter(is_setting) {
+        command.env_remove(name);
+    }
 }
 
 /// Its exit code, stdout and stderr. It is killed where it does not end by itself.
@@ -326,7 +338,22 @@ impl Served {
         let config = write(folder.path(), "keyward.toml", &Self::text(lines));
         let mut command = keyward(&["serve", "--config", &config]);
         change(&mut command, folder.path());
-        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("keyward starts");
+        Self::spawned(command.stdin(Stdio::null()), folder)
+    }
+
+    /// The same with this socket of a service manager as the admin address, so that the port is nobody else's.
+    fn start_with_admin(socket: &std::net::TcpListener, lines: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let address = socket.local_addr().expect("its address");
+        let admin = |address: &str| format!("admin = {{ address = '{address}'");
+        let text = Self::text(lines);
+        let text = text.replace(&admin("127.0.0.1:0"), &admin(&address.to_string()));
+        let config = write(folder.path(), "keyward.toml", &text);
+        Self::spawned(&mut activation(socket, &config), folder)
+    }
+
+    fn spawned(command: &mut Command, folder: tempfile::TempDir) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("keyward starts");
         let stderr = std::io::BufReader::new(child.stderr.take().expect("piped"));
         let (sender, log) = mpsc::channel();
         thread::spawn(move || {
@@ -502,8 +529,8 @@ fn every_command_has_a_man_page_and_a_completion() {
 
 #[test]
 fn reload_prints_what_has_changed_or_every_fault() {
-    let served = Served::start("", |_, _| {});
-    served.configure("limits.connections = 70\nruntime.shards = 3\nlog.level = 'debug'\n");
+    let served = Served::start("runtime.shards = 1\n", |_, _| {});
+    served.configure("limits.connections = 70\nruntime.shards = 2\nlog.level = 'debug'\n");
     let (code, stdout, stderr) = served.ask(&["reload"]);
     let shown: Vec<&str> = stdout.lines().collect();
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
@@ -556,19 +583,16 @@ fn every_topic_is_shown_as_a_table_and_as_json() {
     assert!(code == 1 && stderr.contains("no member"), "{stderr}");
 }
 
-/// A port that is free at this moment.
-fn free_port() -> u16 {
-    let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    probe.local_addr().expect("its address").port()
-}
-
 /// A replica shows the others, with their own figures, and why one does not answer.
 #[test]
 fn replicas_stand_side_by_side() {
-    let (port, closed) = (free_port(), free_port());
-    let first = Served::start("limits.connections = 70\n", |command, _| {
-        command.env("KEYWARD_ADMIN__ADDRESS", format!("127.0.0.1:{port}"));
-    });
+    let listening = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listening.local_addr().expect("its address").port();
+    // A socket that does not listen keeps its port, so that no other program answers there.
+    let held = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    held.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a port");
+    let closed = held.local_addr().expect("bound").as_socket().expect("an address").port();
+    let first = Served::start_with_admin(&listening, "limits.connections = 70\n");
     let second = Served::start("", |command, _| {
         let names = format!("['localhost:{port}', '127.0.0.1:{closed}']");
         command.env("KEYWARD_ADMIN__REPLICAS", names);
@@ -576,28 +600,35 @@ fn replicas_stand_side_by_side() {
     let (code, stdout, stderr) = second.ask(&["show", "replicas", "-o", "json"]);
     let view: serde_json::Value = serde_json::from_str(&stdout).expect("JSON");
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
-    let row = |pid: Option<u32>| {
-        let pid = serde_json::json!(pid);
-        view["rows"].as_array().unwrap().iter().find(|row| row["pid"] == pid).unwrap()
+    let row = |field: &str, value: serde_json::Value| {
+        let mut rows = view["rows"].as_array().unwrap().iter();
+        rows.find(|row| row[field] == value).unwrap_or_else(|| panic!("{value} in {view}"))
     };
-    let (own, other, silent) = (row(Some(second.child.id())), row(Some(first.child.id())), row(None));
+    let (own, other) = (row("pid", second.child.id().into()), row("pid", first.child.id().into()));
+    let silent = row("address", format!("127.0.0.1:{closed}").into());
     assert_eq!((&own["address"], &own["state"]), (&serde_json::Value::Null, &"not_ready".into()), "{view}");
     assert_eq!(other["state"], "not_ready", "{view}");
     assert_eq!(other["address"], format!("127.0.0.1:{port}"), "{view}");
     assert_ne!(own["configuration"], other["configuration"], "{view}");
-    assert_eq!(silent["address"], format!("127.0.0.1:{closed}"), "{view}");
+    assert_eq!((&silent["pid"], &silent["state"]), (&serde_json::Value::Null, &"".into()), "{view}");
     assert_eq!(silent["connections"], serde_json::Value::Null, "{view}");
     assert!(silent["why"].as_str().is_some_and(|why| why.contains("refused")), "{view}");
 }
 
-/// Starts Keyward with `socket` as the only socket of a service manager.
-fn activated(socket: &std::net::TcpListener, config: &str) -> Child {
+/// A start of Keyward with `socket` as the only socket of a service manager.
+fn activation(socket: &std::net::TcpListener, config: &str) -> Command {
     let own = keyward(&["serve", "--config", config]);
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(r#"LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&0 </dev/null"#).arg("sh");
-    shell.arg(own.get_program()).args(own.get_args()).env_remove("KEYWARD_CONFIG");
+    shell.arg(own.get_program()).args(own.get_args());
+    without_settings_of_this_process(&mut shell);
     let copy = std::os::fd::OwnedFd::from(socket.try_clone().expect("a copy"));
-    shell.stdin(copy).stderr(Stdio::piped()).spawn().expect("sh starts")
+    shell.stdin(copy);
+    shell
+}
+
+fn activated(socket: &std::net::TcpListener, config: &str) -> Child {
+    activation(socket, config).stderr(Stdio::piped()).spawn().expect("sh starts")
 }
 
 /// Sends a request at once, and reads whatever answer comes once a process accepts.

@@ -288,6 +288,7 @@ mod tests {
     use crate::credentials::CredentialSettings;
     use crate::identity::UserName;
     use crate::secret::Secret;
+    use crate::telemetry::log_listener::with_log_listener;
     use crate::telemetry::{self, LogSettings};
 
     /// Callers choose the user name in our log: a name must not break the log line.
@@ -305,7 +306,7 @@ mod tests {
         let to = Arc::clone(&lines);
         let writer = move || Lines(Arc::clone(&to));
         let settings = LogSettings { level: "debug".parse().unwrap(), ..LogSettings::default() };
-        tracing::subscriber::with_default(telemetry::subscriber(&settings, writer), || {
+        with_log_listener(telemetry::subscriber(&settings, writer), || {
             credentials.note(&request, &Err(LoginFailure::WrongPassword));
             credentials.note(&request, &Err(LoginFailure::Busy));
             credentials.note(&request, &Ok(HeaderValue::from_static("t")));

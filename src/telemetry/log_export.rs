@@ -149,11 +149,12 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
+    use crate::telemetry::log_listener::with_log_listener;
 
     fn logged(log: impl FnOnce()) -> Vec<OtlpLogRecord> {
         let queue = LogRecordQueue::new(ExportQueue::new(1 << 20));
         let layer = LogExportLayer(Arc::clone(&queue));
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), log);
+        with_log_listener(tracing_subscriber::registry().with(layer), log);
         queue.take().expect("records").items
     }
 
@@ -190,7 +191,7 @@ mod tests {
         let queue = LogRecordQueue::new(ExportQueue::new(2 * RECORD));
         let layer = LogExportLayer(Arc::clone(&queue));
         let log = || (0..5).for_each(|_| tracing::info!("a message"));
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), log);
+        with_log_listener(tracing_subscriber::registry().with(layer), log);
         let lost = prometheus_client::metrics::counter::Counter::default();
         queue.count_losses_in(lost.clone());
         assert_eq!((queue.take().unwrap().items.len(), lost.get()), (1, 4));

@@ -99,13 +99,8 @@ fn a_peer_that_does_not_read_is_cut() {
     real(async {
         let (address, _keyward) = administered().await;
         let mut peer = narrow(address).await;
-        let began = Instant::now();
-        peer.write_all("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(5_000).as_bytes()).await.ok();
-        // Nothing is read until the other side is gone: then what it had sent is all that ever comes.
-        tokio::time::sleep(Duration::from_secs(17)).await;
-        let mut rest = Vec::new();
-        drop(peer.read_to_end(&mut rest).await);
-        assert!(began.elapsed() < Duration::from_secs(40), "it was cut and not served to its end");
+        // Nothing is read, so that soon nothing more is taken: a write then waits until the other side is gone.
+        while peer.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await.is_ok() {}
     });
 }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
@@ -37,6 +37,9 @@ use prost::Message as _;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
+use tracing::Dispatch;
+use tracing_subscriber::filter::dynamic_filter_fn;
+use tracing_subscriber::layer::SubscriberExt as _;
 
 use crate::client::{Client, Stream as ClientStream};
 use crate::member::{Address, Call, Member};
@@ -58,10 +61,22 @@ pub(crate) fn real(test: impl Future<Output = ()>) {
 }
 
 fn run(paused: bool, limit: Duration, test: impl Future<Output = ()>) {
+    ask_all_log_listeners();
     let mut builder = Builder::new_current_thread();
     builder.enable_all().start_paused(paused);
     let runtime = builder.build_local(LocalOptions::default()).expect("a runtime");
     runtime.block_on(async { tokio::time::timeout(limit, test).await.expect("the test ends") });
+}
+
+/// `tracing` asks at the first use of a log line which subscribers want the line, and keeps the answer. While the process has
+/// one subscriber at most, `tracing` asks the subscriber of the asking thread alone: another test without a listener would
+/// silence the line for every thread. Two further subscribers, before any test logs, end both: then `tracing` asks all
+/// subscribers, and these two want no line and want to be asked each time.
+fn ask_all_log_listeners() {
+    static ASKED_EACH_TIME: OnceLock<[Dispatch; 2]> = OnceLock::new();
+    ASKED_EACH_TIME.get_or_init(|| {
+        [(); 2].map(|()| Dispatch::new(tracing_subscriber::registry().with(dynamic_filter_fn(|_, _| false))))
+    });
 }
 
 fn listener_tls(tls: &config::ServerTls) -> ListenerTls {
@@ -171,6 +186,7 @@ impl Keyward {
         self.logins.replace(Arc::clone(&config.passwords));
         let acted = self.credentials.act_for(&config.users, &config.cluster, self.pages());
         acted.expect("users that can be proved");
+        self.config.publish(config.clone());
         self.identities.publish(Identities::of(
             &config,
             &RulesInForce::Configured,

@@ -134,12 +134,6 @@ struct Scene {
     secrets: Vec<(&'static str, Vec<u8>)>,
 }
 
-/// Another test's thread may have come by a log line for the first time just as this one began to listen; then nobody is told
-/// of that line unless it is looked at again who listens.
-fn heard() {
-    tracing::callsite::rebuild_interest_cache();
-}
-
 impl Scene {
     fn new(folder: &Path) -> Self {
         let issuer = KeyPair::generate().expect("a key");
@@ -185,7 +179,6 @@ impl Scene {
     }
 
     async fn session(&mut self, user: &str, password: &str) -> String {
-        heard();
         let answer = self.log_in(user, password).await;
         let token = AuthenticateResponse::decode(answer.message().clone()).expect("an answer").token;
         self.secrets.push(secret("a session", &token));
@@ -194,7 +187,6 @@ impl Scene {
 
     /// A call that a member answers.
     async fn serves(&self, name: &'static str, value: &str) {
-        heard();
         let caller = self.keyward.client().await.header(name, value);
         let script = async { self.member.called(RANGE).await.reply(&ranged(1)).await };
         tokio::join!(caller.call(RANGE, range("k")), script).0.message();
@@ -202,7 +194,6 @@ impl Scene {
 
     /// A call of which the member sees nothing.
     async fn refuses(&mut self, name: &'static str, value: &str) {
-        heard();
         let caller = self.keyward.client().await.header(name, value);
         self.told += &format!("{:?}", caller.call(RANGE, range("k")).await.end);
     }
