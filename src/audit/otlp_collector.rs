@@ -53,8 +53,9 @@ impl OtlpCollector {
     /// Sends the lines from the first unsent one on.
     ///
     /// # Errors
-    /// The collector is gone, or refuses for now: the remaining lines may be sent again. Without an answer the
-    /// collector may have the lines already: a line in the log twice has its number twice, a lost line is gone.
+    /// The collector is gone, or refuses for now: the remaining lines may be sent again. Without an answer,
+    /// the collector may have the lines already: a line that comes twice has the same number, a lost line is
+    /// gone.
     pub(super) fn send(&mut self, lines: &[u8], progress: &mut SinkProgress) -> io::Result<()> {
         let lines: Vec<&[u8]> = lines.split_inclusive(|byte| *byte == b'\n').collect();
         let mut rest = lines.get(progress.sent_lines()..).unwrap_or_default();

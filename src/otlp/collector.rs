@@ -78,10 +78,10 @@ impl CollectorClient {
         })
     }
 
-    /// Sends a request, and returns status and body of the answer. The collector, or a load balancer before it,
-    /// may close a connection that was idle at any moment, also while a request is on its way: a failure on
-    /// such a connection is followed by one attempt on a new connection, so the collector may get the request
-    /// twice. Blocks the thread, for ten seconds at most.
+    /// Sends a request, and returns status and body of the answer. The collector, or a load balancer before
+    /// the collector, may close a connection that was idle at any moment, also while a request is on its way:
+    /// a failure on such a connection is followed by one attempt on a new connection, so the collector may
+    /// get the request twice. Blocks the thread, for ten seconds at most.
     ///
     /// # Errors
     /// No whole answer of a bounded size came in time. The collector may have the request.
