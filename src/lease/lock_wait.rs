@@ -243,16 +243,27 @@ impl LockWait {
     }
 
     async fn read_position_locally(&self, first: &Bytes) -> Result<LockQueuePosition, ReadError> {
-        let LockWaitContext { upstream, user, .. } = &self.ground;
-        let member = upstream.choose(MemberTarget::Any, &[]).ok_or(ReadError::Lost)?;
-        let answer = ask(upstream, user, &member, TXN, &self.ticket.glance(first)).await?;
-        LockQueueKey::place(&answer).ok_or(ReadError::Lost)
+        self.look_up(self.ticket.glance(first)).await
     }
 
     async fn read_position(&self) -> Result<LockQueuePosition, ReadError> {
-        let LockWaitContext { upstream, user, .. } = &self.ground;
+        self.look_up(self.ticket.look()).await
+    }
+
+    /// Sends the Txn `lookup` to a member, in a task of its own: if this future is dropped, the task still reads
+    /// the answer. A read-only Txn that is cancelled while a member of 3.5.0 to 3.5.6 executes the Txn may crash
+    /// the member (docs/etcd-facts.md#cancelled-txn). A wait cancels no lookup; the time limit of [`ask`] does.
+    async fn look_up(&self, lookup: Vec<u8>) -> Result<LockQueuePosition, ReadError> {
+        let LockWaitContext { upstream, user, tasks, .. } = self.ground.clone();
         let member = upstream.choose(MemberTarget::Any, &[]).ok_or(ReadError::Lost)?;
-        look(upstream, user, &self.ticket, &member).await
+        let (finished, result) = oneshot::channel();
+        let asking = async move {
+            // The receiver is gone if the wait has ended.
+            drop(finished.send(ask(&upstream, &user, &member, TXN, &lookup).await));
+        };
+        tasks.spawn("lock lookup", asking).detach();
+        let answer = result.await.map_err(|_| ReadError::Lost)??;
+        LockQueueKey::place(&answer).ok_or(ReadError::Lost)
     }
 
     /// Leaves the register, once, and starts a removal if due. The receiver is notified after the first

@@ -14,7 +14,7 @@ use keyward::pb::v3lockpb::{LockRequest, LockResponse};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use prost::Message as _;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::client::{Client, Stream};
 use crate::member::{Call, Member, next_called};
@@ -211,6 +211,39 @@ fn a_lock_that_was_granted_is_never_removed() {
         let (outcome, ()) = tokio::join!(stream.finish(), script);
         assert_eq!(outcome.message()[..], locked()[..]);
         drop(client);
+        nothing_more(&member).await;
+    });
+}
+
+/// A member answers a lookup after the end of its wait: Keyward has not reset the stream, and reads the answer.
+async fn lookup_goes_on(mut lookup: Call) {
+    let time = Duration::from_secs(1);
+    assert!(timeout(time, lookup.canceled()).await.is_err(), "the member still executes the lookup");
+    lookup.say(&looked(BEHIND)).await.expect("the stream is open");
+    assert!(timeout(time, lookup.canceled()).await.is_err(), "the answer is read to its end");
+    lookup.end(Code::Ok, "");
+}
+
+/// A cancelled read-only Txn may crash a member of 3.5.0 to 3.5.6 (docs/etcd-facts.md#cancelled-txn).
+#[test]
+fn the_end_of_a_wait_cancels_no_lookup() {
+    paused(async {
+        let (member, keyward) = one();
+        let client = keyward.client().await;
+        let stream = client.begin(LOCK, lock(LEASE)).await.expect("sent");
+        let call = member.called(LOCK).await;
+        let mut lookup = member.called(TXN).await;
+        assert_eq!(removal(&lookup.message().await), None, "a look");
+        call.reply(&locked()).await;
+        assert_eq!(stream.finish().await.message()[..], locked()[..]);
+        lookup_goes_on(lookup).await;
+        // The same for a lookup at a member's own state, when the client leaves.
+        let (stream, _call) = waiting(&client, &member).await;
+        let mut lookup = member.called(TXN).await;
+        assert_eq!(removal(&lookup.message().await), None, "a glance");
+        stream.cancel();
+        assert_eq!(removed(&member).await, 4);
+        lookup_goes_on(lookup).await;
         nothing_more(&member).await;
     });
 }
