@@ -129,3 +129,8 @@ class BuildFolder:
             count = remove_own(self.path, own_names())
             say(f"removed {count} artifacts of our own packages, built for {owner.read_text()}; the dependencies stay")
         owner.write_text(str(ROOT))
+
+    def leave_dependencies(self, say):
+        """Removes what was built of our own packages: for a checkout that nobody builds in again, as CI's."""
+        if self.lock:
+            say(f"removed {remove_own(self.path, own_names())} artifacts of our own packages; the dependencies stay in {self.path}")

@@ -16,6 +16,7 @@ NEXTEST, DENY = "0.9.148", "0.20.2"
 # The etcd version of a quick run, and what it runs on real servers: one promise of each kind.
 QUICK_VERSION = "3.5.35"
 QUICK_TESTS = "test(/^(stories|harness_works|expiry|listeners|promotions|proofs|streams)::/)"
+QUICK_CLIENTS = ("go",)
 # Tests of the ring that need a program of Debian, by the program's row in tests/install.
 TESTS_OF_PROGRAM = {"postgres": "patroni::", "curl": "documented_curl::"}
 CLIENTS_OF_PROGRAM = {"postgres": "patroni", "curl": "curl"}
@@ -79,14 +80,14 @@ def servers(run):
             and run.command("tests/again", "Prometheus", "tests/get-prometheus"))
 
 
-def builds():
+def builds(run):
     found = sorted(ROOT.glob("tests/clients/*/build"))
     assert len(found) > 5, "no client is found"
-    return found
+    return [build for build in found if run.mode != "quick" or build.parent.name in QUICK_CLIENTS]
 
 
 def clients(run):
-    for build in builds():
+    for build in builds(run):
         names = [[]]
         if "--list" in build.read_text():
             names = [[version] for version in subprocess.run([build, "--list"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()]
@@ -159,7 +160,7 @@ def fuzz(run):
 # --- Real servers and clients.
 
 def checks(run):
-    return all([run.command("tests/again", f"what {build.parent.name} is checked with", build, "--check") for build in builds()])
+    return all([run.command("tests/again", f"what {build.parent.name} is checked with", build, "--check") for build in builds(run)])
 
 
 def ring(name):
@@ -216,11 +217,11 @@ ABOUT = {
 STEPS = [
     Step("format", "rustfmt", formatting, 0.1, "quick"),
     Step("runner", "the tests of tests/run itself", runner, 0.1),
-    Step("programs", "installs what Debian has of what the tests use", programs, 2, "quick"),
+    Step("programs", "installs what Debian has of what the tests use", programs, 2),
     Step("crates", "downloads the crates of Cargo.lock", crates, 0.5, "quick"),
     Step("tools", "builds cargo-nextest, which runs the tests with real servers, from its crate", tools, 3, "quick", ("crates",)),
     Step("servers", "etcd of five versions and Prometheus, from the registries of Debian, Python and Go", servers, 4, "quick"),
-    Step("clients", "real client libraries of Go, Python, Node, Rust; Patroni, collectors", clients, 4, "quick", ("programs",)),
+    Step("clients", "real client libraries of Go, Python, Node, Rust; Patroni, collectors", clients, 4, "quick"),
     Step("lints", "clippy, warnings are faults", lints, 3.5, "quick", ("crates",)),
     Step("rustdoc", "warnings are faults", rustdoc, 0.5, "all", ("crates",)),
     Step("dependencies", "cargo-deny: licences, sources, bans", dependencies, 1, "all", ("crates",)),
@@ -231,8 +232,8 @@ STEPS = [
     Step("budget", "instructions, copied bytes and allocations of a call", budget, 4, "all", ("programs",)),
     Step("fuzz", "the targets of tests/props under libFuzzer", fuzz, 600, "full"),
     Step("checks", "lints and tests of the clients' own code", checks, 1, "all", ("clients",)),
-    *(Step(name, ABOUT[name], ring(name), 15 if name == "etcd" else 0.5, "quick" if name == "etcd" else "all", ("tools", "servers", "clients", "build"))
-      for name in RINGS),
+    *(Step(name, ABOUT[name], ring(name), 15 if name == "etcd" else 0.5, "quick" if name == "etcd" else "all",
+            ("tools", "servers", "clients", "build")) for name in RINGS),
     Step("mutants", "deliberate bugs in what a policy judges, each of which a test must find", lambda run: run.command("tests/mutants", limit=60), 10, "full"),
     Step("hygiene", "no log of the run holds a secret that the run used", hygiene, 0.5, "quick"),
     Step("packages", "every package is built and used", packages, 5, "all", ("programs", "servers", "crates")),
