@@ -49,6 +49,8 @@ fn memory_functions() -> Result<(), Box<dyn Error>> {
             .opt_level(2)
             .flags(["-ffreestanding", "-fno-builtin"])
             .flag_if_supported("-fno-tree-loop-distribute-patterns")
+            // No path of this machine in the debug information.
+            .flag(format!("-ffile-prefix-map={}=/keyward", env::current_dir()?.display()))
             .try_compile("keyward_memory")?;
     }
     Ok(())

@@ -1,7 +1,7 @@
 """The folder of cargo's builds: in the user's cache, so that a dependency is compiled once and not for every checkout.
 
 Owns: the folder's name, its lock, and what is removed. Must not know: steps and tests. Invariants: one folder per compiler, lock file, dependencies
-and profiles, so that nothing in it is stale; a run holds the lock of its folder, and only a folder that nobody holds is removed; the artifacts of
+and profiles, so that nothing in it is stale; a run holds the lock of its folder, and only a folder whose lock nobody holds is removed; the artifacts of
 our own packages are those of one checkout, because another path gives them other names beside the old ones.
 """
 
@@ -111,16 +111,16 @@ class BuildFolder:
             raise SystemExit(f"run: {MOST_FOLDERS} runs are in {builds}")
         self.lock = lock
         self.path.mkdir(exist_ok=True)
-        self.remove_others(builds, say)
+        self.remove_others(builds, name, say)
         self.belong_to_this_checkout(say)
 
-    def remove_others(self, builds, say):
+    def remove_others(self, builds, key, say):
         """Removes the folders of other compilers, lock files and profiles, but those that somebody builds in."""
         for other in sorted(builds.iterdir()):
-            if other.is_dir() and other != self.path and (lock := lock_of(other)):
+            if other.is_dir() and not other.name.startswith(key) and (lock := lock_of(other)):
                 say(f"removing {other}: built with another compiler, lock file or profile")
                 shutil.rmtree(other, ignore_errors=True)
-                other.with_name(f"{other.name}.lock").unlink(missing_ok=True)
+                # The lock file stays: somebody may wait for it, and would hold the lock of nothing.
                 lock.close()
 
     def belong_to_this_checkout(self, say):

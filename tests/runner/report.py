@@ -44,7 +44,8 @@ def reasons(text):
     for line in lines:
         if "panicked at" in line:
             left, panics = PANIC_LINES, panics + 1
-        if line.startswith("stack backtrace:"):
+        # nextest indents what a test prints.
+        if line.lstrip().startswith("stack backtrace:"):
             left = 0
         if left > 0 and panics <= PANICS:
             kept.append(line[:REASON_WIDTH])
@@ -92,14 +93,15 @@ class Report:
         self.logs, self.times, self.mode = Path(logs), times, mode
         self.transcript = open(self.logs / "transcript", "a", errors="replace")
         self.passed = self.failed = 0
-        self.failures, self.took, self.slowest = [], [], []
+        self.output, self.failures, self.took, self.slowest = [], [], [], []
 
     def say(self, text):
         print(f"run: {text}", flush=True)
         self.transcript.write(f"run: {text}\n")
 
-    def plan(self, steps):
-        self.steps, self.began = steps, time.monotonic()
+    def plan(self, steps, is_whole):
+        """The steps to come; the times of a run that leaves tests out are those of no other."""
+        self.steps, self.is_whole = steps, is_whole
         print(f"run: {len(steps)} steps, some {minutes(self.left_after(0))} minutes by the last run; times are minutes:seconds", flush=True)
 
     def left_after(self, number):
@@ -111,16 +113,20 @@ class Report:
         print(f"=== [{number}/{len(self.steps)}] {step.name}: {step.about} (some {minutes(expected)}, {minutes(self.left_after(number - 1))} to the end)",
               flush=True)
         began, self.output = time.monotonic(), []
-        ok = run(step)
+        try:
+            ok = run(step)
+        except (OSError, subprocess.SubprocessError, AssertionError, xml.etree.ElementTree.ParseError) as fault:
+            self.keep(f"run: {step.name}: {fault}\n")
+            ok = False
         seconds, text = time.monotonic() - began, "".join(self.output)
         passed, failed = counts(text)
         self.passed, self.failed = self.passed + passed, self.failed + (failed if failed or ok else 1)
         self.took.append((step.name, seconds))
         tests = f", {passed} passed, {failed} failed" if passed or failed else ""
         print(f"=== [{number}/{len(self.steps)}] {step.name}: {'ok' if ok else 'FAILED'}{tests}, {minutes(seconds)}", flush=True)
-        if ok:
+        if ok and self.is_whole:
             self.times.note(step, self.mode, seconds)
-        else:
+        if not ok:
             self.failures.append((step.name, failed_tests(text), reasons(text)))
 
     def command(self, *argv, limit=None, **environment):
@@ -130,9 +136,14 @@ class Report:
             argv = ["timeout", "-k", "10", f"{limit}m", *argv]
         with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                               env={**os.environ, **{name: str(value) for name, value in environment.items()}}) as running:
-            for line in running.stdout:
-                self.keep(line)
-        if running.returncode == 124 and argv[0] == "timeout":
+            try:
+                for line in running.stdout:
+                    self.keep(line)
+            except KeyboardInterrupt:
+                # The command has the signal too, and ends in order what it started.
+                running.wait()
+                raise
+        if running.returncode in (124, 137) and argv[0] == "timeout":
             self.keep(f"run: ended after {limit} minutes: {' '.join(argv[4:])}\n")
         return running.returncode == 0
 
@@ -158,8 +169,9 @@ class Report:
         for name, tests, why in self.failures:
             print(f"--- {name}", *why, sep="\n")
         for name, tests, _ in self.failures:
-            print(f"failed: {name}; again with: tests/run {name}")
+            again = f"again with: tests/run{' --full' if self.mode == 'full' else ''} {name}"
+            print(f"failed: {name}; {again}")
             for test in tests[:20]:
-                print(f"failed: {test}; again with: tests/run {test}")
+                print(f"failed: {test}; {again} {test}")
         print(f"{self.passed} passed, {self.failed} failed", flush=True)
         return not self.failed
