@@ -250,9 +250,10 @@ impl LockWait {
         self.look_up(self.ticket.look()).await
     }
 
-    /// Sends the Txn `lookup` to a member, in a task of its own: if this future is dropped, the task still reads
-    /// the answer. A read-only Txn that is cancelled while a member of 3.5.0 to 3.5.6 executes the Txn may crash
-    /// the member (docs/etcd-facts.md#cancelled-txn). A wait cancels no lookup; the time limit of [`ask`] does.
+    /// Sends the Txn `lookup` to a member, in a task of its own: if this future is dropped, the task still
+    /// reads the answer. A read-only Txn that is cancelled while a member of 3.5.0 to 3.5.6 executes the Txn
+    /// may crash the member (docs/etcd-facts.md#cancelled-txn). A wait cancels no lookup; the time limit of
+    /// [`ask`] does.
     async fn look_up(&self, lookup: Vec<u8>) -> Result<LockQueuePosition, ReadError> {
         let LockWaitContext { upstream, user, tasks, .. } = self.ground.clone();
         let member = upstream.choose(MemberTarget::Any, &[]).ok_or(ReadError::Lost)?;
