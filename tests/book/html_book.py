@@ -12,13 +12,9 @@ from urllib.parse import unquote
 import tools
 from tools import ROOT, Failed, expect, run
 
-MDBOOK = "0.5.4"
-
 
 def mdbook():
-    """Without its server, its watcher and its search."""
-    tools.cargo_tool("mdbook", MDBOOK, "--no-default-features")
-    return tools.CACHE / "tools" / f"mdbook-{MDBOOK}" / "bin" / "mdbook"
+    return tools.cargo_tools("mdbook")[0]
 
 
 class Links(html.parser.HTMLParser):

@@ -320,7 +320,8 @@ fn kinds() -> Vec<Kind> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn others_go_on_beside_a_hostile_client() {
-    let (during, later) = if full() { seconds() } else { (2, 1) };
+    // What is held later is told, and asserted by nothing: only the full run waits for it.
+    let (during, later) = if full() { seconds() } else { (2, 0) };
     let (during, later) = (Duration::from_secs(during), Duration::from_secs(later));
     let mut rows = Vec::new();
     println!("{}", Row::head());

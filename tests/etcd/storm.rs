@@ -1,6 +1,7 @@
 //! Must show 5: many clients of few users log in at once, some with a wrong password. None of these gets in, all others do, and
 //! bcrypt runs once per user and member instead of once per client.
 
+use crate::harness::binary::full;
 use crate::harness::client::{Client, Record};
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::{Auth, Cluster, Options, password, versions};
@@ -11,8 +12,9 @@ const USERS: usize = 20;
 /// Of each user, at each member: one. The probe is one user more.
 const LOGINS: f64 = 20.0;
 const PROBE: f64 = 1.0;
-/// Default bcrypt cost.
-const COST: u32 = 10;
+/// etcd's own bcrypt cost takes both processors for half a minute, and what is counted is the same.
+const COST: u32 = 7;
+const FULL_COST: u32 = 10;
 
 async fn logins(cluster: &Cluster, code: &[&str]) -> Vec<f64> {
     let labels = code.iter().map(|code| ("grpc_code", *code)).chain([("grpc_method", "Authenticate")]);
@@ -33,7 +35,7 @@ async fn a_storm_of_logins_costs_one_per_user_and_member() {
         let options = Options {
             members: 3,
             auth: Auth::On { extra_users: USERS },
-            bcrypt_cost: COST,
+            bcrypt_cost: if full() { FULL_COST } else { COST },
             timing: Some((250, 2500)),
             ..Options::default()
         };

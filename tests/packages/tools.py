@@ -21,7 +21,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keyw
 OUT = ROOT / "target" / "package"
 AGAIN = ROOT / "tests" / "again"
 
-CARGO_DEB, CARGO_CYCLONEDX, HELM = "3.8.0", "0.5.9", "v3.22.0"
+HELM = "v3.22.0"
 # The schemas of Kubernetes' own objects and of the Prometheus operator's, and yaml.
 SCHEMAS = {"kubernetes-validate": "1.37.0", "cloudcoil-models-prometheus-operator": "0.80.1.0"}
 SUITE = "bookworm"
@@ -97,9 +97,8 @@ def output(*argv, **options):
 
 def package(what, profile, *more, root=ROOT, limit=7200, **environment):
     """`deploy/package` of a tree, with the tools of the cache."""
-    tools = [CACHE / "tools" / name / "bin" for name in
-             (f"cargo-deb-{CARGO_DEB}", f"cargo-cyclonedx-{CARGO_CYCLONEDX}", f"helm-{HELM}")]
-    path = ":".join([*map(str, tools), os.environ["PATH"]])
+    tools = [*cargo_tools("cargo-deb", "cargo-cyclonedx"), CACHE / "tools" / f"helm-{HELM}" / "bin" / "helm"]
+    path = ":".join([*(str(Path(program).parent) for program in tools), os.environ["PATH"]])
     return output(root / "deploy" / "package", what, *more, limit=limit,
                   env={**os.environ, "PATH": path, "PROFILE": profile, **environment})
 
@@ -195,14 +194,12 @@ def install_programs(programs):
     run(ROOT / "tests" / "install", *programs, limit=1800)
 
 
-def cargo_tool(name, wanted, *options):
-    home = CACHE / "tools" / f"{name}-{wanted}"
-    if not (home / "bin" / name).exists():
-        say(f"building {name} {wanted} once, into {home}")
-        with tempfile.TemporaryDirectory() as target:
-            environment = {**os.environ, "CARGO_TARGET_DIR": target, "CARGO_PROFILE_DEV_DEBUG": "0"}
-            run(AGAIN, name, "cargo", "install", "--quiet", "--debug", "--locked", "--version", wanted, "--root", home, *options, name,
-                env=environment, limit=1800)
+@functools.cache
+def cargo_tools(*names):
+    """The paths of cargo tools, which are built where they are missing."""
+    found = subprocess.run([ROOT / "tests" / "get-tool", *names], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=1800)
+    expect(found.returncode == 0, f"tests/get-tool {' '.join(names)} failed")
+    return found.stdout.split()
 
 
 def helm():

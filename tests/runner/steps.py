@@ -9,10 +9,11 @@ import subprocess
 from dataclasses import dataclass
 from typing import Callable
 
-from folder import CACHE, ROOT
+from folder import ROOT
 
 CARGO = ("--profile", "ci", "--locked")
-NEXTEST, DENY = "0.9.148", "0.20.2"
+# How the program and the tests are compiled.
+COMPILER = {"RUSTC_WORKSPACE_WRAPPER": str(ROOT / "tests/rustc")}
 # The etcd version of a quick run, and what it runs on real servers: one promise of each kind.
 QUICK_VERSION = "3.5.35"
 QUICK_TESTS = "test(/^(stories|harness_works|expiry|listeners|promotions|proofs|streams)::/)"
@@ -54,23 +55,14 @@ def crates(run):
                for manifest in manifests)
 
 
-def tool(run, name, version, *options):
-    """Builds a tool from its crate, unoptimised: that takes a third of the time, and the tool's own work is small."""
-    home = CACHE / "tools" / f"{name}-{version}"
-    if not (home / "bin" / name).exists():
-        run.say(f"building {name} {version} once, into {home}")
-        if not run.command("tests/again", name, "cargo", "install", "--quiet", "--debug", "--locked", "--version", version, "--root", home, *options, name,
-                           CARGO_TARGET_DIR=run.logs / "tools", CARGO_PROFILE_DEV_DEBUG="0"):
-            return None
-    return home / "bin" / name
-
-
-def nextest_tool(run):
-    return tool(run, "cargo-nextest", NEXTEST, "--no-default-features", "--features", "default-no-update")
-
-
 def tools(run):
-    return nextest_tool(run) is not None
+    return run.command("tests/get-tool", "--for", *(step.name for step in run.steps))
+
+
+def tool(name):
+    """The path of a tool, which is built where it is missing; none where that fails."""
+    done = subprocess.run(["tests/get-tool", name], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip() or None
 
 
 def servers(run):
@@ -120,7 +112,7 @@ def rustdoc(run):
 
 def dependencies(run):
     """Advisories need a database from the network that CI does not have: see deny.toml."""
-    program = tool(run, "cargo-deny", DENY)
+    program = tool("cargo-deny")
     return program is not None and run.command(program, "--log-level", "warn", "check", "bans", "licenses", "sources")
 
 
@@ -128,7 +120,7 @@ def build(run):
     """Every test of the run at once, so that cargo compiles and links side by side."""
     rings = ["it"] + (list(RINGS[2:]) if run.mode == "quick" else [])
     chosen = [word for ring in rings for word in ("--test", ring)] if run.mode == "quick" else ["--tests"]
-    return run.command("cargo", "test", *CARGO, "--lib", "--bins", *chosen, "--no-run", limit=60)
+    return run.command("cargo", "test", *CARGO, "--lib", "--bins", *chosen, "--no-run", limit=60, **COMPILER)
 
 
 def units(run):
@@ -165,7 +157,7 @@ def checks(run):
 
 def ring(name):
     def go(run):
-        program = nextest_tool(run)
+        program = tool("cargo-nextest")
         if program is None:
             return False
         profile = "full" if run.mode == "full" else "ring"
@@ -175,7 +167,7 @@ def ring(name):
         # That of an earlier run would be told as this one's.
         junit.unlink(missing_ok=True)
         ok = run.command(program, "nextest", "run", "--cargo-profile", "ci", "--locked", "--profile", profile, "--test", name, "-E", chosen,
-                         "--no-tests", "pass" if run.filter else "fail", *run.filter, limit=240 if run.mode == "full" else 45, KEYWARD_TEST_EVIDENCE=run.evidence)
+                         "--no-tests", "pass" if run.filter else "fail", *run.filter, limit=240 if run.mode == "full" else 45, KEYWARD_TEST_EVIDENCE=run.evidence, **COMPILER)
         run.report.note_tests(junit)
         return ok
     return go
@@ -222,12 +214,12 @@ STEPS = [
     Step("runner", "the tests of tests/run itself", runner, 0.1),
     Step("programs", "installs what Debian has of what the tests use", programs, 2),
     Step("crates", "downloads the crates of Cargo.lock", crates, 0.5, "quick"),
-    Step("tools", "builds cargo-nextest, which runs the tests with real servers, from its crate", tools, 3, "quick", ("crates",)),
+    Step("tools", "builds cargo-nextest, which runs the tests with real servers, and other cargo tools from their crates", tools, 6, "quick", ("crates",)),
     Step("servers", "etcd of five versions and Prometheus, from the registries of Debian, Python and Go", servers, 4, "quick"),
     Step("clients", "real client libraries of Go, Python, Node, Rust; Patroni, collectors", clients, 4, "quick"),
     Step("lints", "clippy, warnings are faults", lints, 3.5, "quick", ("crates",)),
     Step("rustdoc", "warnings are faults", rustdoc, 0.5, "all", ("crates",)),
-    Step("dependencies", "cargo-deny: licences, sources, bans", dependencies, 1, "all", ("crates",)),
+    Step("dependencies", "cargo-deny: licences, sources, bans", dependencies, 0.1, "all", ("tools",)),
     Step("build", "the program and every test", build, 7, "quick", ("crates",)),
     Step("units", "unit tests", units, 0.5, "quick"),
     *(Step(name, ABOUT[name], memory_ring(name), 1, "quick" if name == "it" else "all") for name in MEMORY_RINGS),
@@ -239,9 +231,9 @@ STEPS = [
             ("tools", "servers", "clients", "build")) for name in RINGS),
     Step("mutants", "deliberate bugs in what a policy judges, each of which a test must find", lambda run: run.command("tests/mutants", limit=60), 10, "full"),
     Step("hygiene", "no log of the run holds a secret that the run used", hygiene, 0.5, "quick", ("etcd",)),
-    Step("packages", "every package is built and used", packages, 5, "all", ("programs", "servers", "crates")),
+    Step("packages", "every package is built and used", packages, 5, "all", ("programs", "servers", "tools")),
     Step("page", "the status page in Chromium", page, 3, "full", ("programs", "servers", "build")),
-    Step("book", "every command of the book and of the README", book, 2, "all", ("programs", "servers", "build")),
+    Step("book", "every command of the book and of the README", book, 2, "all", ("programs", "servers", "tools", "build")),
     Step("demo", "the README's first command", demo, 0.3, "all", ("build",)),
 ]
 MODES = ("quick", "all", "full")

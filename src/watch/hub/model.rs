@@ -22,6 +22,9 @@ use super::{
 };
 
 const KEYS: u8 = 6;
+/// In every run, and at full length.
+const SEEDS: u64 = 250;
+const ALL_SEEDS: u64 = 5_000;
 const BAD_TOKEN: &str = "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token";
 const DENIED: &str = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
 const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
@@ -1026,7 +1029,9 @@ impl Drop for Reproduce {
 #[test]
 fn every_watch_is_whole_whatever_happens_upstream() {
     let only = std::env::var("KEYWARD_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
-    let count = std::env::var("KEYWARD_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(1000);
+    let full = std::env::var("KEYWARD_TEST_FULL").is_ok_and(|value| value == "1");
+    let count = std::env::var("KEYWARD_SEEDS").ok().and_then(|count| count.parse().ok());
+    let count = count.unwrap_or(if full { ALL_SEEDS } else { SEEDS });
     let mut total = ModelCounts::default();
     for seed in only.map_or(0..count, |seed| seed..seed + 1) {
         let _reproduce = Reproduce(seed);

@@ -3,44 +3,86 @@
 //! Owns: who may do what there, which `Auth::On` describes. Must not know how members are started.
 
 use futures_util::{StreamExt, future::join_all, stream};
+use keyward::pb::{
+    authpb::{Permission, UserAddOptions, permission::Type},
+    etcdserverpb::{
+        AuthEnableRequest, AuthRoleAddRequest, AuthRoleGrantPermissionRequest, AuthUserAddRequest,
+        AuthUserGrantRoleRequest, RangeRequest,
+    },
+};
+use prost::Message;
 
 use super::{
+    Tls,
     cluster::{Cluster, password},
-    ctl::Ctl,
 };
+use crate::raw::{Call, End, Endpoint};
 
-/// Makes the users through etcdctl, turns auth on, and returns when every member knows it.
+/// Makes the users, turns auth on, and returns when every member knows it. By gRPC: an etcdctl for each step would cost more than the
+/// cluster's own start.
 pub(crate) async fn auth(cluster: &Cluster, extra_users: usize) {
-    let ctl = cluster.ctl();
-    ctl.ok(&["role", "add", "root"]).await;
-    role(&ctl, "ra", "/a/").await;
-    user(&ctl, "root", Some("root")).await;
-    user(&ctl, "alice", Some("ra")).await;
-    user(&ctl, "bob", None).await;
+    let members: Vec<Endpoint> = (0..cluster.len()).map(|i| endpoint(cluster, i)).collect();
+    let first = &members[0];
+    ok(first, "RoleAdd", AuthRoleAddRequest { name: "root".into() }).await;
+    role(first, "ra", "/a/").await;
+    user(first, "root", Some("root")).await;
+    user(first, "alice", Some("ra")).await;
+    user(first, "bob", None).await;
     if extra_users > 0 {
-        role(&ctl, "ru", "/u/").await;
+        role(first, "ru", "/u/").await;
         let names: Vec<String> = (0..extra_users).map(|n| format!("u{n:02}")).collect();
-        stream::iter(&names).for_each_concurrent(4, |name| user(&ctl, name, Some("ru"))).await;
+        stream::iter(&names).for_each_concurrent(4, |name| user(first, name, Some("ru"))).await;
     }
-    ctl.ok(&["auth", "enable"]).await;
-    // A linearizable read answers only when the member has applied what was committed before: `auth enable` too.
-    let reads = cluster.urls().into_iter().map(|url| {
-        let member = ctl.to(vec![url]);
-        async move { member.run(&["get", "k"]).await }
-    });
-    for refused in join_all(reads).await {
-        assert_ne!(refused.code, Some(0), "a member answers without a user although auth is on");
+    ok(first, "AuthEnable", AuthEnableRequest {}).await;
+    // A linearizable read answers only when the member has applied what was committed before: the AuthEnable too.
+    let read = RangeRequest { key: "k".into(), ..RangeRequest::default() };
+    let read = Call::unary("/etcdserverpb.KV/Range", &read.encode_to_vec());
+    for refused in join_all(members.iter().map(|member| member.call(&read))).await {
+        assert_eq!(refused.end, End::Ended, "a member does not answer: {refused:?}");
+        assert_ne!(refused.code(), Some(0), "a member answers without a user although auth is on");
     }
 }
 
-async fn role(ctl: &Ctl, name: &str, prefix: &str) {
-    ctl.ok(&["role", "add", name]).await;
-    ctl.ok(&["role", "grant-permission", name, "readwrite", prefix, "--prefix"]).await;
+fn endpoint(cluster: &Cluster, i: usize) -> Endpoint {
+    let (address, pki) = (cluster.address(i), cluster.pki());
+    match cluster.options().tls {
+        Tls::Off => Endpoint::plain(address),
+        Tls::Auto => Endpoint::unverified_tls(address),
+        Tls::Server => Endpoint::tls(address, pki, None),
+        Tls::Mutual => Endpoint::tls(address, pki, Some(&pki.nobody())),
+    }
 }
 
-async fn user(ctl: &Ctl, name: &str, role: Option<&str>) {
-    ctl.ok(&["user", "add", &format!("{name}:{}", password(name))]).await;
+async fn role(etcd: &Endpoint, name: &str, prefix: &str) {
+    ok(etcd, "RoleAdd", AuthRoleAddRequest { name: name.into() }).await;
+    let mut end = prefix.as_bytes().to_vec();
+    *end.last_mut().expect("a prefix is not empty") += 1;
+    let everything = Permission {
+        perm_type: Type::Readwrite.into(),
+        key: prefix.to_owned().into(),
+        range_end: end.into(),
+    };
+    let grant = AuthRoleGrantPermissionRequest { name: name.into(), perm: Some(everything) };
+    ok(etcd, "RoleGrantPermission", grant).await;
+}
+
+async fn user(etcd: &Endpoint, name: &str, role: Option<&str>) {
+    let options = Some(UserAddOptions { no_password: false });
+    let added = AuthUserAddRequest {
+        name: name.into(),
+        password: password(name),
+        options,
+        ..AuthUserAddRequest::default()
+    };
+    ok(etcd, "UserAdd", added).await;
     if let Some(role) = role {
-        ctl.ok(&["user", "grant-role", name, role]).await;
+        ok(etcd, "UserGrantRole", AuthUserGrantRoleRequest { user: name.into(), role: role.into() }).await;
     }
+}
+
+/// A call of the Auth service that must succeed.
+async fn ok(etcd: &Endpoint, method: &str, request: impl Message) {
+    let answer =
+        etcd.call(&Call::unary(&format!("/etcdserverpb.Auth/{method}"), &request.encode_to_vec())).await;
+    assert_eq!(answer.code(), Some(0), "{method} failed: {answer:?}");
 }
