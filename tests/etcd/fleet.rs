@@ -45,8 +45,8 @@ const USERS: usize = 200;
 const CONNECTIONS: usize = 96;
 /// The probes open some of their own.
 const SLACK: usize = 16;
-/// Behind the calls of every eighth user the open connections are counted: the system takes longer to tell them than a call takes.
-const COUNTED_USERS: usize = 8;
+/// Behind the calls of one user in so many the open connections are counted: the system takes longer to tell them than a call takes.
+const COUNTED_USERS: usize = 25;
 /// The default, which the full run awaits once.
 const MINUTE: &str = "60s";
 const IDLE: &str = "2s";

@@ -45,7 +45,9 @@ impl Scene {
             relays.push(Relay::start(&tasks).await);
         }
         let advertise = relays.iter().map(|relay| relay.address).collect();
-        let options = Options { members: 3, advertise, flags, ..Options::default() };
+        // Ten megabytes keep a busy machine from its heartbeats, and an election would end the write.
+        let timing = Some((250, 2500));
+        let options = Options { members: 3, advertise, flags, timing, ..Options::default() };
         let cluster = Cluster::start(version, options).await;
         relays.iter().enumerate().for_each(|(at, relay)| relay.open(cluster.address(at)));
         let site = Site::new();

@@ -205,10 +205,16 @@ fn judge(version: &Version, (keyward, family): (bool, &str), all: &[Did], refuse
     }
 }
 
+/// The oldest, a middle one and the newest: what a library makes of a refusal depends on the server little, and one of them differs on
+/// the oldest alone.
+fn few_versions() -> Vec<Version> {
+    every_version().into_iter().step_by(2).collect()
+}
+
 #[test]
 fn each_library_pointed_back_at_etcd_heals_by_itself_or_by_a_restart() {
     local(async {
-        for version in every_version() {
+        for version in few_versions() {
             join(turned(Way::Out, &version, Tls::Off), turned(Way::Out, &version, Tls::Server)).await;
         }
     });
@@ -217,7 +223,7 @@ fn each_library_pointed_back_at_etcd_heals_by_itself_or_by_a_restart() {
 #[test]
 fn each_library_pointed_at_keyward_heals_by_itself_or_by_a_restart() {
     local(async {
-        for version in every_version() {
+        for version in few_versions() {
             join(turned(Way::In, &version, Tls::Off), turned(Way::In, &version, Tls::Server)).await;
         }
     });
