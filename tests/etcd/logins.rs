@@ -255,7 +255,7 @@ async fn a_login_from_before_auth_was_on_is_worth_what_its_password_is() {
         }
         assert_eq!(counted(&keyward, "unproved").await, 4.0);
 
-        setup::auth(&cluster, 0).await;
+        Box::pin(setup::auth(&cluster, 0)).await;
         let puts = async || cluster.counter(0, "etcd_mvcc_put_total", &[]).await;
         let before = puts().await;
         for token in [&wrong, &nobody, &root] {

@@ -142,7 +142,7 @@ impl Cluster {
             let started = join_all((0..options.members).map(|i| cluster.serves(i))).await;
             if started.iter().all(Result::is_ok) {
                 if let Auth::On { extra_users } = options.auth {
-                    setup::auth(&cluster, extra_users).await;
+                    Box::pin(setup::auth(&cluster, extra_users)).await;
                 }
                 return cluster;
             }
