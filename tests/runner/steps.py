@@ -23,6 +23,8 @@ NEEDS_OF_PROGRAM = {"postgres": ("patroni", "patroni::"), "curl": ("curl", "docu
 RINGS = ("touches", "transcoded", "etcd")
 # In memory: each the file or the folder of its name.
 MEMORY_RINGS = ("tidy", "docs", "cli", "props", "it", "sim")
+# What a ring's program is told. The tests of `it` mostly wait; what the simulation prints, what happened and how often, is a result too.
+ARGUMENTS = {"it": ("--test-threads", "6"), "sim": ("--nocapture",)}
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,7 @@ def units(run):
 
 def memory_ring(name):
     def go(run):
-        # What the simulation prints, what happened and how often, is a result too.
-        shown = ["--nocapture"] if name == "sim" else []
-        return run.test("--test", name, program_arguments=shown, limit=90 if name == "sim" else 20)
+        return run.test("--test", name, program_arguments=ARGUMENTS.get(name, ()), limit=90 if name == "sim" else 20)
     return go
 
 
