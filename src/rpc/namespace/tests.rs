@@ -1,5 +1,8 @@
 //! Splices beside a reference that decodes, changes the decoded keys, and encodes.
 
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
 use bytes::{BufMut as _, BytesMut};
 use proptest::prelude::*;
 use prost::Message as _;
@@ -102,7 +105,7 @@ fn reference_op(prefix: &[u8], op: RequestOp) -> RequestOp {
 const OPERATIONS: [&str; 4] = ["TxnRequest", "RequestOp", "ResponseOp", "WatchRequest"];
 
 /// The descriptors of all messages, by name.
-fn described() -> std::collections::BTreeMap<String, DescriptorProto> {
+static DESCRIBED: LazyLock<BTreeMap<String, DescriptorProto>> = LazyLock::new(|| {
     let set = FileDescriptorSet::decode(crate::pb::DESCRIPTORS).expect("descriptors");
     let files = set.file.into_iter();
     let named = files.flat_map(|file| {
@@ -110,16 +113,11 @@ fn described() -> std::collections::BTreeMap<String, DescriptorProto> {
         file.message_type.into_iter().map(move |message| (format!(".{package}.{}", message.name()), message))
     });
     named.collect()
-}
+});
 
 /// Appends an unknown field with a running number to the message `name` and to every message in it.
-fn salted(
-    known: &std::collections::BTreeMap<String, DescriptorProto>,
-    name: &str,
-    body: &[u8],
-    grains: &mut u32,
-) -> Vec<u8> {
-    let message = &known[name];
+fn salted(name: &str, body: &[u8], grains: &mut u32) -> Vec<u8> {
+    let message = &DESCRIBED[name];
     let mut out = BytesMut::new();
     for field in WireFields::new(body) {
         let field = field.expect("a field");
@@ -128,7 +126,7 @@ fn salted(
         });
         match nested {
             Some(nested) => {
-                let inner = salted(known, nested.type_name(), field.value.bytes().expect("bytes"), grains);
+                let inner = salted(nested.type_name(), field.value.bytes().expect("bytes"), grains);
                 append_bytes_field(&mut out, field.number, &inner);
             }
             None => out.put_slice(&body[field.range]),
@@ -142,7 +140,7 @@ fn salted(
 }
 
 fn salt(name: &str, body: &[u8]) -> Vec<u8> {
-    salted(&described(), name, body, &mut 0)
+    salted(name, body, &mut 0)
 }
 
 const ALPHABET: [u8; 5] = [0, 1, b'a', 0xfe, 0xff];
@@ -316,15 +314,11 @@ proptest! {
 
 /// The salt of the shown answer: prost leaves out an empty key, and the splice writes an empty field.
 fn salt_of_shown(name: &str, body: &[u8]) -> Vec<u8> {
-    with_empty_keys(&described(), name, &salt(name, body))
+    with_empty_keys(name, &salt(name, body))
 }
 
-fn with_empty_keys(
-    known: &std::collections::BTreeMap<String, DescriptorProto>,
-    name: &str,
-    body: &[u8],
-) -> Vec<u8> {
-    let message = &known[name];
+fn with_empty_keys(name: &str, body: &[u8]) -> Vec<u8> {
+    let message = &DESCRIBED[name];
     let mut out = BytesMut::new();
     let has_key = WireFields::new(body).any(|field| field.expect("a field").number == 1);
     if name == ".mvccpb.KeyValue" && !has_key {
@@ -337,7 +331,7 @@ fn with_empty_keys(
         });
         match nested {
             Some(nested) => {
-                let inner = with_empty_keys(known, nested.type_name(), field.value.bytes().expect("bytes"));
+                let inner = with_empty_keys(nested.type_name(), field.value.bytes().expect("bytes"));
                 append_bytes_field(&mut out, field.number, &inner);
             }
             None => out.put_slice(&body[field.range]),
@@ -505,9 +499,8 @@ fn a_deep_txn_is_spliced_in_linear_time() {
 /// A method with keys that is missing in the table would pass keys as they are.
 #[test]
 fn every_request_with_keys_is_in_the_table() {
-    let described = described();
     let has_keys = |request: MessageId| {
-        let message = &described[&format!(".{}", request.message().name)];
+        let message = &DESCRIBED[&format!(".{}", request.message().name)];
         message.field.iter().any(|field| {
             let keyed = ["key", "range_end", "name", "leader", "compare", "create_request"];
             keyed.contains(&field.name()) && field.r#type() != Type::String
