@@ -44,7 +44,7 @@ impl Scene {
         // At debug, so that what must not be logged would be.
         let config = site.in_front_of(&cluster) + "log.level = \"debug\"\n";
         let keyward = Keyward::start(site, &config).await;
-        let etcd = direct(&cluster);
+        let etcd = cluster.endpoint(0);
         let through = Endpoint::plain(keyward.site().listen);
         let secrets = ["root", "alice", "bob"].map(password).to_vec();
         Scene { cluster, keyward, etcd, through, secrets }
@@ -88,15 +88,6 @@ fn arrived(cluster: &Cluster, key: &str) -> bool {
 /// How often etcd was asked for this, by its own count.
 async fn started(cluster: &Cluster, method: &str) -> f64 {
     cluster.counter(0, "grpc_server_started_total", &[("grpc_method", method)]).await
-}
-
-fn direct(cluster: &Cluster) -> Endpoint {
-    match cluster.options().tls {
-        Tls::Off => Endpoint::plain(cluster.address(0)),
-        Tls::Auto => panic!("its certificate is by nobody"),
-        Tls::Server => Endpoint::tls(cluster.address(0), cluster.pki(), None),
-        Tls::Mutual => Endpoint::tls(cluster.address(0), cluster.pki(), Some(&cluster.pki().nobody())),
-    }
 }
 
 /// What the members of a cluster logged.

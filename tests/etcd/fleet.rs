@@ -139,19 +139,15 @@ impl Bench {
 /// Established connections to any of these, as the system tells them: where from, and the socket's inode.
 fn established(addresses: &[SocketAddr]) -> BTreeSet<(String, String)> {
     let table = std::fs::read_to_string(Path::new("/proc/net/tcp")).expect("Linux");
-    let ports: Vec<String> = addresses.iter().map(|address| format!(":{:04X} 01 ", address.port())).collect();
-    let to = |line: &str| {
-        // The table holds thousands of others: few lines are taken apart.
-        if !ports.iter().any(|port| line.contains(port.as_str())) {
-            return None;
-        }
+    // The remote port and the state of a line. The table holds thousands of others: only ours are taken apart.
+    let ends: Vec<String> = addresses.iter().map(|address| format!(":{:04X} 01 ", address.port())).collect();
+    let ours = table.lines().filter(|line| ends.iter().any(|end| line.contains(end.as_str())));
+    let socket = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let [_, local, remote, state, _, _, _, _, _, inode, ..] = fields[..] else { return None };
-        let port = remote.split_once(':').and_then(|(_, port)| u16::from_str_radix(port, 16).ok());
-        let ours = state == "01" && addresses.iter().any(|address| Some(address.port()) == port);
-        ours.then(|| (local.to_owned(), inode.to_owned()))
+        let [_, local, _, _, _, _, _, _, _, inode, ..] = fields[..] else { return None };
+        Some((local.to_owned(), inode.to_owned()))
     };
-    table.lines().skip(1).filter_map(to).collect()
+    ours.filter_map(socket).collect()
 }
 
 #[test]

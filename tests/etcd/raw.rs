@@ -13,9 +13,8 @@ use h2::{
 use http::{HeaderMap, Method, Request, Uri, header::CONTENT_TYPE, uri::PathAndQuery};
 use percent_encoding::percent_decode;
 use rustls::{
-    ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -139,14 +138,9 @@ impl Endpoint {
         Endpoint { address, tls: Some(connector(pki, client, b"h2")) }
     }
 
-    /// TLS that takes whatever certificate is shown: for members with certificates of their own making.
-    pub(crate) fn unverified_tls(address: SocketAddr) -> Endpoint {
-        let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
-        let builder = builder.with_safe_default_protocol_versions().expect("ring has them").dangerous();
-        let builder = builder.with_custom_certificate_verifier(Arc::new(AnyCertificate));
-        let mut config = builder.with_no_client_auth();
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        Endpoint { address, tls: Some(TlsConnector::from(Arc::new(config))) }
+    /// TLS as this configuration has it.
+    pub(crate) fn with_tls(address: SocketAddr, config: Arc<ClientConfig>) -> Endpoint {
+        Endpoint { address, tls: Some(TlsConnector::from(config)) }
     }
 
     /// Makes one call on a connection of its own.
@@ -241,49 +235,6 @@ pub(crate) fn connector(pki: &Pki, client: Option<&Pair>, protocol: &[u8]) -> Tl
     };
     config.alpn_protocols = vec![protocol.to_vec()];
     TlsConnector::from(Arc::new(config))
-}
-
-/// Believes every certificate; not even the handshake's signature is looked at.
-#[derive(Debug)]
-struct AnyCertificate;
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![
-            SignatureScheme::ECDSA_NISTP521_SHA512,
-            SignatureScheme::ECDSA_NISTP384_SHA384,
-            SignatureScheme::ECDSA_NISTP256_SHA256,
-        ]
-    }
 }
 
 /// Sends, and fills `answer` as far as it comes.

@@ -132,6 +132,10 @@ class Steps(unittest.TestCase):
         users = {step for row in folder.load(TESTS / "install").PROGRAMS for step in row[2].split()}
         self.assertLessEqual(users, {step.name for step in steps.STEPS})
 
+    def test_tools_to_build_are_for_steps_that_come_behind_them(self):
+        users = {step for row in folder.load(TESTS / "get-tool").TABLE for step in row[3]}
+        self.assertEqual(users, {step.name for step in steps.STEPS if "tools" in step.after})
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -3,7 +3,7 @@
 use keyward::pb::etcdserverpb::PutResponse;
 use prost::Message;
 
-use super::{cluster, direct, log_in, log_of, password, put, started, told};
+use super::{cluster, log_in, log_of, password, put, started, told};
 use crate::{
     harness::{
         Tls,
@@ -62,7 +62,7 @@ async fn a_member_of_another_cluster_gets_no_calls() {
 
 /// As the cluster's own answers tell it.
 async fn cluster_id(cluster: &crate::harness::Cluster) -> u64 {
-    let etcd = direct(cluster);
+    let etcd = cluster.endpoint(0);
     let token = log_in(&etcd, "alice", &password("alice")).await.expect("the password is right");
     let answer = etcd.call(&put("/a/id").with("token", &token)).await;
     let message = answer.messages().into_iter().next().expect("an answer");

@@ -3,7 +3,7 @@
 use rcgen::{ExtendedKeyUsagePurpose, date_time_ymd};
 use serde_json::Value;
 
-use super::{arrived, cluster, direct, log_in, password, put, started, told};
+use super::{arrived, cluster, log_in, password, put, started, told};
 use crate::{
     bad_input::Scene,
     harness::{
@@ -38,7 +38,7 @@ async fn scene(version: &crate::harness::binary::Version, issuer: &Issuer) -> Sc
              [[map]]\npeer = \"jwt:{ISSUER}:*\"\nas = \"same\"\n"
         );
     let keyward = Keyward::start(site, &config).await;
-    let (etcd, through) = (direct(&cluster), Endpoint::tls(keyward.site().listen, pki, None));
+    let (etcd, through) = (cluster.endpoint(0), Endpoint::tls(keyward.site().listen, pki, None));
     let secrets = ["root", "alice", "bob"].map(password).to_vec();
     Scene { cluster, keyward, etcd, through, secrets }
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use keyward::pb::etcdserverpb::{DeleteRangeRequest, RangeRequest, RequestOp, request_op::Request};
 use prost::Message;
 
-use super::{PUT, Scene, arrived, cluster, direct, log_in, password, put, put_request, started, told};
+use super::{PUT, Scene, arrived, cluster, log_in, password, put, put_request, started, told};
 use crate::{
     harness::{Tls, every_version},
     raw::{Call, End, frame, framed},
@@ -225,7 +225,7 @@ async fn what_is_not_canonical_is_refused_and_not_sent() {
         // A TLS port: etcd serves `P%75t` there.
         let mut scene = Scene::start(&version, Tls::Server).await;
         let plain_cluster = cluster(&version, Tls::Off).await;
-        let plain = direct(&plain_cluster);
+        let plain = plain_cluster.endpoint(0);
         let token = scene.session("alice").await;
         let before = (started(&scene.cluster, "Put").await, started(&scene.cluster, "Txn").await);
         let cases = [malformed_paths(), other_cases(), bad_frames(), bad_messages()];
@@ -262,7 +262,7 @@ async fn what_is_not_canonical_is_refused_and_not_sent() {
 async fn etcd_itself_takes_what_is_not_canonical() {
     for version in every_version() {
         let cluster = cluster(&version, Tls::Server).await;
-        let etcd = direct(&cluster);
+        let etcd = cluster.endpoint(0);
         let token = log_in(&etcd, "alice", &password("alice")).await.expect("the password is right");
         let two = vec![frame(&put_request("/a/served/two")), frame(&put_request("/a/served/second"))];
         let mut calls = vec![

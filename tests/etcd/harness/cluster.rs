@@ -6,8 +6,11 @@
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+use keyward::{config::MemberTrust, dial::member_tls::MemberTls};
 use rustix::process::Signal;
 use tempfile::TempDir;
+
+use crate::raw::Endpoint;
 
 use super::{binary::Version, ctl::Ctl, evidence, http, pki::Pki, ports, process::Process, setup, wait};
 
@@ -299,6 +302,20 @@ impl Cluster {
     pub(crate) fn url(&self, i: usize) -> String {
         let scheme = if self.options.tls == Tls::Off { "http" } else { "https" };
         format!("{scheme}://{}", self.members[i].client)
+    }
+
+    /// How to call this member, naming no user.
+    pub(crate) fn endpoint(&self, i: usize) -> Endpoint {
+        let (address, pki) = (self.address(i), self.pki());
+        match self.options.tls {
+            Tls::Off => Endpoint::plain(address),
+            Tls::Auto => {
+                let any = MemberTls::new(&MemberTrust::Unverified).and_then(|tls| tls.anonymous());
+                Endpoint::with_tls(address, any.expect("TLS without a file"))
+            }
+            Tls::Server => Endpoint::tls(address, pki, None),
+            Tls::Mutual => Endpoint::tls(address, pki, Some(&pki.nobody())),
+        }
     }
 
     /// Where clients are told to reach this member.

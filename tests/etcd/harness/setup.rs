@@ -3,6 +3,7 @@
 //! Owns: who may do what there, which `Auth::On` describes. Must not know how members are started.
 
 use futures_util::{StreamExt, future::join_all, stream};
+use keyward::own_keys::below;
 use keyward::pb::{
     authpb::{Permission, UserAddOptions, permission::Type},
     etcdserverpb::{
@@ -12,16 +13,13 @@ use keyward::pb::{
 };
 use prost::Message;
 
-use super::{
-    Tls,
-    cluster::{Cluster, password},
-};
+use super::cluster::{Cluster, password};
 use crate::raw::{Call, End, Endpoint};
 
 /// Makes the users, turns auth on, and returns when every member knows it. By gRPC: an etcdctl for each step would cost more than the
 /// cluster's own start.
 pub(crate) async fn auth(cluster: &Cluster, extra_users: usize) {
-    let members: Vec<Endpoint> = (0..cluster.len()).map(|i| endpoint(cluster, i)).collect();
+    let members: Vec<Endpoint> = (0..cluster.len()).map(|i| cluster.endpoint(i)).collect();
     let first = &members[0];
     ok(first, "RoleAdd", AuthRoleAddRequest { name: "root".into() }).await;
     role(first, "ra", "/a/").await;
@@ -43,25 +41,10 @@ pub(crate) async fn auth(cluster: &Cluster, extra_users: usize) {
     }
 }
 
-fn endpoint(cluster: &Cluster, i: usize) -> Endpoint {
-    let (address, pki) = (cluster.address(i), cluster.pki());
-    match cluster.options().tls {
-        Tls::Off => Endpoint::plain(address),
-        Tls::Auto => Endpoint::unverified_tls(address),
-        Tls::Server => Endpoint::tls(address, pki, None),
-        Tls::Mutual => Endpoint::tls(address, pki, Some(&pki.nobody())),
-    }
-}
-
 async fn role(etcd: &Endpoint, name: &str, prefix: &str) {
     ok(etcd, "RoleAdd", AuthRoleAddRequest { name: name.into() }).await;
-    let mut end = prefix.as_bytes().to_vec();
-    *end.last_mut().expect("a prefix is not empty") += 1;
-    let everything = Permission {
-        perm_type: Type::Readwrite.into(),
-        key: prefix.to_owned().into(),
-        range_end: end.into(),
-    };
+    let RangeRequest { key, range_end, .. } = below(prefix);
+    let everything = Permission { perm_type: Type::Readwrite.into(), key, range_end };
     let grant = AuthRoleGrantPermissionRequest { name: name.into(), perm: Some(everything) };
     ok(etcd, "RoleGrantPermission", grant).await;
 }
