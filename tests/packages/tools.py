@@ -96,11 +96,8 @@ def output(*argv, **options):
 
 
 def package(what, profile, *more, root=ROOT, limit=7200, **environment):
-    """`deploy/package` of a tree, with the tools of the cache."""
-    tools = [*cargo_tools("cargo-deb", "cargo-cyclonedx"), CACHE / "tools" / f"helm-{HELM}" / "bin" / "helm"]
-    path = ":".join([*(str(Path(program).parent) for program in tools), os.environ["PATH"]])
-    return output(root / "deploy" / "package", what, *more, limit=limit,
-                  env={**os.environ, "PATH": path, "PROFILE": profile, **environment})
+    """`deploy/package` of a tree; the tools that it needs are on PATH."""
+    return output(root / "deploy" / "package", what, *more, limit=limit, env={**os.environ, "PROFILE": profile, **environment})
 
 
 def version():
@@ -194,7 +191,6 @@ def install_programs(programs):
     run(ROOT / "tests" / "install", *programs, limit=1800)
 
 
-@functools.cache
 def cargo_tools(*names):
     """The paths of cargo tools, which are built where they are missing."""
     found = subprocess.run([ROOT / "tests" / "get-tool", *names], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=1800)
