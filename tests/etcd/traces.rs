@@ -69,21 +69,10 @@ impl Collector {
     async fn start() -> Self {
         let folder = tempfile::Builder::new().prefix("collector-").tempdir().expect("a temporary folder");
         let (http, grpc) = (ports::free(), ports::free());
-        let file = |name: &str| folder.path().join(name);
-        let config = format!(
-            "receivers: {{otlp: {{protocols: {{grpc: {{endpoint: '{grpc}'}}, http: {{endpoint: '{http}'}}}}}}}}\n\
-             exporters: {{file/traces: {{path: {:?}}}, file/logs: {{path: {:?}}}}}\n\
-             service:\n  telemetry: {{metrics: {{level: none}}}}\n  pipelines:\n    \
-             traces: {{receivers: [otlp], exporters: [file/traces]}}\n    \
-             logs: {{receivers: [otlp], exporters: [file/logs]}}\n",
-            file("traces.json"),
-            file("logs.json"),
-        );
-        fs::write(file("collector.yaml"), config).expect("the file can be written");
-        let args = ["--config".to_owned(), file("collector.yaml").display().to_string()];
-        let log = file("collector.log");
+        let args = [grpc.to_string(), http.to_string(), folder.path().display().to_string()];
+        let log = folder.path().join("collector.log");
         let process = Process::start("collector", &client_program("collector", &[]), args, &[], &log);
-        let ready = |text: &str| text.contains("Everything is ready").then_some(());
+        let ready = |text: &str| text.contains("ready").then_some(());
         process.wrote(LIMIT, "that it is ready", ready).await;
         Self { process, http: http.port(), grpc: grpc.port(), folder }
     }

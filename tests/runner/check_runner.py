@@ -1,5 +1,7 @@
 """The tests of tests/run: what it removes, what it counts, how it finds what a name means."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -90,6 +92,18 @@ class Words(unittest.TestCase):
         self.assertEqual(report.reasons(text), ["thread 'a' panicked at src/a.rs:1:1:", "left: 1"])
         self.assertEqual(report.reasons("a\n" * 50 + "error\n")[-1], "error")
 
+    def test_commands_side_by_side_are_each_shown_whole_and_the_one_that_fails_is_noticed(self):
+        with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()) as shown:
+            # Each waits for the other's file: they do run at the same time, where there are two cores.
+            both = "echo {0} begins; touch {1}/{0}; until test -e {1}/{2}; do sleep 0.01; done; echo {0} ends"
+            commands = [("sh", "-c", both.format(one, place, other)) for one, other in (("a", "b"), ("b", "a"))]
+            shows = report.Report(place, report.Times(Path(place, "times")), "all")
+            if len(os.sched_getaffinity(0)) > 1:
+                self.assertTrue(shows.side_by_side(commands))
+                self.assertEqual(sorted(shows.output), ["a begins\na ends\n", "b begins\nb ends\n"])
+            self.assertFalse(shows.side_by_side([("true",), ("sh", "-c", "echo why; exit 3")]))
+        self.assertIn("why\n", shown.getvalue())
+
     def test_a_command_that_fails_once_is_run_again_and_one_that_fails_is_named(self):
         with tempfile.TemporaryDirectory() as place:
             once = f"test -e {place}/there || {{ touch {place}/there; exit 7; }}"
@@ -117,7 +131,7 @@ class Steps(unittest.TestCase):
                 self.assertLessEqual(set(step.after), chosen, f"{mode}: {step.name}")
 
     def test_a_name_is_a_step_or_a_test(self):
-        self.assertEqual([step.name for step in steps.named("dependencies")], ["crates", "tools", "dependencies"])
+        self.assertEqual([step.name for step in steps.named("packages")], ["programs", "crates", "tools", "servers", "packages"])
         self.assertEqual(steps.named("no such step"), [])
         self.assertEqual(steps.rings_with("mutexes_and_elections_work::"), ["etcd"])
         self.assertIn("it", steps.rings_with("onest_ends"))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 # Lines of a failed step that are shown again at the end, and their length.
@@ -146,6 +147,20 @@ class Report:
         if running.returncode in (124, 137) and argv[0] == "timeout":
             self.keep(f"run: ended after {limit} minutes: {' '.join(argv[4:])}\n")
         return running.returncode == 0
+
+    def side_by_side(self, commands):
+        """Runs commands, as many at a time as cores, and keeps the output of each whole, as it ends; whether all ended with 0."""
+        def run(argv):
+            return subprocess.run([str(part) for part in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  errors="replace")
+
+        ok = True
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for running in as_completed([pool.submit(run, argv) for argv in commands]):
+                done = running.result()
+                self.keep(done.stdout)
+                ok = ok and done.returncode == 0
+        return ok
 
     def keep(self, line):
         sys.stdout.write(line)

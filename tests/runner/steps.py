@@ -4,14 +4,19 @@ Owns: what each step runs, what a machine must have for it, in which runs it is.
 word, so that `tests/run NAME` repeats it.
 """
 
+import hashlib
+import json
 import re
 import subprocess
 from dataclasses import dataclass
 from typing import Callable
 
-from folder import ROOT
+from folder import ROOT, TABLES, tomllib
 
-CARGO = ("--profile", "ci", "--locked")
+PROFILE = ("--profile", "ci", "--locked")
+# How tests are built. The feature adds the program of benches/budget, and changes nothing in the library.
+CARGO = (*PROFILE, "--features", "budget")
+NEXTEST = ("--cargo-profile", *CARGO[1:])
 # How the program and the tests are compiled.
 COMPILER = {"RUSTC_WORKSPACE_WRAPPER": str(ROOT / "tests/rustc")}
 # The etcd version of a quick run, and what it runs on real servers: one promise of each kind.
@@ -21,6 +26,7 @@ QUICK_CLIENTS = ("go",)
 # What needs a program of Debian, by the program's row in tests/install: a client, and the tests of the ring with that client.
 NEEDS_OF_PROGRAM = {"postgres": ("patroni", "patroni::"), "curl": ("curl", "documented_curl::")}
 RINGS = ("touches", "transcoded", "etcd")
+CHECKED = ROOT / "tests/checked-dependencies"
 # In memory: each the file or the folder of its name.
 MEMORY_RINGS = ("tidy", "docs", "cli", "props", "it", "sim")
 # What a ring's program is told. The tests of `it` mostly wait; what the simulation prints, what happened and how often, is a result too.
@@ -70,8 +76,9 @@ def tool(name):
 def servers(run):
     """The etcd servers of this run, and Prometheus."""
     chosen = [QUICK_VERSION] if run.mode == "quick" else subprocess.run(["tests/get-etcd", "--list"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
-    return all([*(run.command("tests/again", f"etcd {version}", "tests/get-etcd", version) for version in chosen),
-                run.command("tests/again", "Prometheus", "tests/get-prometheus")])
+    # By itself: this and the one etcd of Debian may both ask apt for news.
+    prometheus = run.command("tests/again", "Prometheus", "tests/get-prometheus")
+    return run.report.side_by_side([("tests/again", f"etcd {version}", "tests/get-etcd", version) for version in chosen]) and prometheus
 
 
 def builds(run):
@@ -81,16 +88,17 @@ def builds(run):
 
 
 def clients(run):
+    """They wait for the network, and most compile on one core."""
+    commands = []
     for build in builds(run):
-        names = [[]]
+        client, names = build.parent.name, [[]]
         if "--list" in build.read_text():
             names = [[version] for version in subprocess.run([build, "--list"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()]
-        for version in names:
-            if any(run.lacks(program) and client == build.parent.name for program, (client, _) in NEEDS_OF_PROGRAM.items()):
-                run.say(f"{build.parent.name} is left out")
-            elif not run.command("tests/again", " ".join([build.parent.name, *version]), build, *version):
-                return False
-    return True
+        if any(run.lacks(program) and client == needing for program, (needing, _) in NEEDS_OF_PROGRAM.items()):
+            run.say(f"{client} is left out")
+        else:
+            commands += [("tests/again", " ".join([client, *version]), build, *version) for version in names]
+    return run.report.side_by_side(commands)
 
 
 # --- What needs no server.
@@ -105,17 +113,33 @@ def runner(run):
 
 
 def lints(run):
-    return run.command("cargo", "clippy", *CARGO, "--all-targets", "--features", "budget,peers", "--", "-D", "warnings")
+    return run.command("cargo", "clippy", *PROFILE, "--all-targets", "--features", "budget,peers", "--", "-D", "warnings")
 
 
 def rustdoc(run):
-    return run.command("cargo", "doc", *CARGO, "--no-deps", RUSTDOCFLAGS="-D warnings")
+    return run.command("cargo", "doc", *PROFILE, "--no-deps", RUSTDOCFLAGS="-D warnings")
 
 
 def dependencies(run):
-    """Advisories need a database from the network that CI does not have: see deny.toml."""
+    """Advisories need a database from the network that CI does not have: see deny.toml. The rest depends on files alone, and is not checked again
+    for the same: to build cargo-deny takes a minute. CHECKED is the digest of those for which it was well."""
+    digest = digest_of_dependencies()
+    if run.mode != "full" and CHECKED.read_text().strip() == digest:
+        run.say(f"the dependencies are those of {CHECKED.relative_to(ROOT)}")
+        return True
     program = tool("cargo-deny")
-    return program is not None and run.command(program, "--log-level", "warn", "check", "bans", "licenses", "sources")
+    ok = program is not None and run.command(program, "--log-level", "warn", "check", "bans", "licenses", "sources")
+    if ok:
+        CHECKED.write_text(f"{digest}\n")
+    return ok
+
+
+def digest_of_dependencies():
+    """Of what cargo-deny reads."""
+    manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
+    read = [json.dumps({table: manifest.get(table) for table in (*TABLES, "package", "features")}, sort_keys=True).encode(),
+            (ROOT / "Cargo.lock").read_bytes(), (ROOT / "deny.toml").read_bytes()]
+    return hashlib.sha256(b"\0".join(read)).hexdigest()
 
 
 def build(run):
@@ -141,8 +165,9 @@ def faults(run):
 
 
 def budget(run):
-    """No figure depends on the load of the machine."""
-    return run.command("benches/budget/run", "--check", limit=20)
+    """No figure depends on the load of the machine. Of the tests' own build; at full length also of one that is optimised as the release."""
+    programs = [["--program", run.folder / "ci/canned_exchange"], *([[]] if run.mode == "full" else [])]
+    return all([run.command("benches/budget/run", "--check", *program, limit=20) for program in programs])
 
 
 def fuzz(run):
@@ -166,7 +191,7 @@ def ring(name):
         junit = run.folder / "nextest" / profile / "junit.xml"
         # That of an earlier run would be told as this one's.
         junit.unlink(missing_ok=True)
-        ok = run.command(program, "nextest", "run", "--cargo-profile", "ci", "--locked", "--profile", profile, "--test", name, "-E", chosen,
+        ok = run.command(program, "nextest", "run", *NEXTEST, "--profile", profile, "--test", name, "-E", chosen,
                          "--no-tests", "pass" if run.filter else "fail", *run.filter, limit=240 if run.mode == "full" else 45, KEYWARD_TEST_EVIDENCE=run.evidence, **COMPILER)
         run.report.note_tests(junit)
         return ok
@@ -219,12 +244,12 @@ STEPS = [
     Step("clients", "real client libraries of Go, Python, Node, Rust; Patroni, collectors", clients, 4, "quick"),
     Step("lints", "clippy, warnings are faults", lints, 3.5, "quick", ("crates",)),
     Step("rustdoc", "warnings are faults", rustdoc, 0.5, "all", ("crates",)),
-    Step("dependencies", "cargo-deny: licences, sources, bans", dependencies, 0.1, "all", ("tools",)),
+    Step("dependencies", "cargo-deny: licences, sources, bans", dependencies, 0.1, "all", ("crates",)),
     Step("build", "the program and every test", build, 7, "quick", ("crates",)),
     Step("units", "unit tests", units, 0.5, "quick"),
     *(Step(name, ABOUT[name], memory_ring(name), 1, "quick" if name == "it" else "all") for name in MEMORY_RINGS),
     Step("faults", "the simulation's checker sees faults of our own", faults, 1),
-    Step("budget", "instructions, copied bytes and allocations of a call", budget, 4, "all", ("programs",)),
+    Step("budget", "instructions, copied bytes and allocations of a call", budget, 2, "all", ("programs", "build")),
     Step("fuzz", "the targets of tests/props under libFuzzer", fuzz, 600, "full"),
     Step("checks", "lints and tests of the clients' own code", checks, 1, "all", ("clients",)),
     *(Step(name, ABOUT[name], ring(name), 15 if name == "etcd" else 0.5, "quick" if name == "etcd" else "all",

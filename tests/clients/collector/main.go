@@ -1,36 +1,34 @@
-// Command collector is an OpenTelemetry Collector with what the tests need: it receives OTLP over gRPC and HTTP, and writes all
-// that it gets into files, one JSON document a line.
+// Command collector is the OTLP receiver of the OpenTelemetry Collector: it receives spans and log records over gRPC and HTTP, and writes all
+// that it gets into the files traces.json and logs.json of a folder, one JSON document a line. It says "ready" once it listens.
 package main
 
 import (
 	"context"
 	"log"
 	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
 
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/confmap"
-	"go.opentelemetry.io/collector/confmap/provider/fileprovider"
-	"go.opentelemetry.io/collector/exporter"
-	"go.opentelemetry.io/collector/exporter/exporterhelper"
-	"go.opentelemetry.io/collector/otelcol"
+	"go.opentelemetry.io/collector/consumer"
+	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/receiver"
 	"go.opentelemetry.io/collector/receiver/otlpreceiver"
-	"go.opentelemetry.io/collector/service/telemetry/otelconftelemetry"
+	"go.opentelemetry.io/otel/metric/noop"
+	nooptrace "go.opentelemetry.io/otel/trace/noop"
+	"go.uber.org/zap"
 )
 
-// fileConfig is the configuration of the exporter `file`.
-type fileConfig struct {
-	Path string `mapstructure:"path"`
-}
-
 // appendLine writes one document at the end of the file.
-func (c *fileConfig) appendLine(document []byte, err error) error {
+func appendLine(path string, document []byte, err error) error {
 	if err != nil {
 		return err
 	}
-	file, err := os.OpenFile(c.Path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
@@ -39,47 +37,66 @@ func (c *fileConfig) appendLine(document []byte, err error) error {
 	return err
 }
 
-func newTraces(ctx context.Context, set exporter.Settings, config component.Config) (exporter.Traces, error) {
-	write := func(_ context.Context, traces ptrace.Traces) error {
-		return config.(*fileConfig).appendLine((&ptrace.JSONMarshaler{}).MarshalTraces(traces))
-	}
-	return exporterhelper.NewTraces(ctx, set, config, write)
-}
+// host is a collector without extensions.
+type host struct{}
 
-func newLogs(ctx context.Context, set exporter.Settings, config component.Config) (exporter.Logs, error) {
-	write := func(_ context.Context, logs plog.Logs) error {
-		return config.(*fileConfig).appendLine((&plog.JSONMarshaler{}).MarshalLogs(logs))
-	}
-	return exporterhelper.NewLogs(ctx, set, config, write)
-}
+func (host) GetExtensions() map[component.ID]component.Component { return nil }
 
-func factories() (otelcol.Factories, error) {
-	files := exporter.NewFactory(
-		component.MustNewType("file"),
-		func() component.Config { return &fileConfig{} },
-		exporter.WithTraces(newTraces, component.StabilityLevelStable),
-		exporter.WithLogs(newLogs, component.StabilityLevelStable),
-	)
-	receivers, err := otelcol.MakeFactoryMap[receiver.Factory](otlpreceiver.NewFactory())
+// build is the receiver, which listens at these addresses once it is started.
+func build(ctx context.Context, grpc, http, folder string) (component.Component, error) {
+	factory := otlpreceiver.NewFactory()
+	config := factory.CreateDefaultConfig()
+	protocols := map[string]any{"grpc": map[string]any{"endpoint": grpc}, "http": map[string]any{"endpoint": http}}
+	if err := confmap.NewFromStringMap(map[string]any{"protocols": protocols}).Unmarshal(config); err != nil {
+		return nil, err
+	}
+	logger, err := zap.NewProduction()
 	if err != nil {
-		return otelcol.Factories{}, err
+		return nil, err
 	}
-	exporters, err := otelcol.MakeFactoryMap[exporter.Factory](files)
-	return otelcol.Factories{Receivers: receivers, Exporters: exporters, Telemetry: otelconftelemetry.NewFactory()}, err
+	settings := receiver.Settings{
+		ID: component.NewID(factory.Type()),
+		TelemetrySettings: component.TelemetrySettings{
+			Logger: logger, TracerProvider: nooptrace.NewTracerProvider(), MeterProvider: noop.NewMeterProvider(), Resource: pcommon.NewResource(),
+		},
+	}
+	traces, err := consumer.NewTraces(func(_ context.Context, traces ptrace.Traces) error {
+		document, err := (&ptrace.JSONMarshaler{}).MarshalTraces(traces)
+		return appendLine(filepath.Join(folder, "traces.json"), document, err)
+	})
+	if err != nil {
+		return nil, err
+	}
+	logs, err := consumer.NewLogs(func(_ context.Context, logs plog.Logs) error {
+		document, err := (&plog.JSONMarshaler{}).MarshalLogs(logs)
+		return appendLine(filepath.Join(folder, "logs.json"), document, err)
+	})
+	if err != nil {
+		return nil, err
+	}
+	// One receiver for both, since both are asked of one configuration.
+	if _, err := factory.CreateLogs(ctx, settings, config, logs); err != nil {
+		return nil, err
+	}
+	return factory.CreateTraces(ctx, settings, config, traces)
 }
 
 func main() {
-	settings := otelcol.CollectorSettings{
-		BuildInfo: component.BuildInfo{Command: "collector", Description: "The Collector of Keyward's tests", Version: "1"},
-		Factories: factories,
-		ConfigProviderSettings: otelcol.ConfigProviderSettings{
-			ResolverSettings: confmap.ResolverSettings{
-				ProviderFactories: []confmap.ProviderFactory{fileprovider.NewFactory()},
-				DefaultScheme:     "file",
-			},
-		},
+	if len(os.Args) != 4 {
+		log.Fatal("usage: collector GRPC_ADDRESS HTTP_ADDRESS FOLDER")
 	}
-	if err := otelcol.NewCommand(settings).Execute(); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	receiver, err := build(ctx, os.Args[1], os.Args[2], os.Args[3])
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := receiver.Start(ctx, host{}); err != nil {
+		log.Fatal(err)
+	}
+	log.Print("ready")
+	<-ctx.Done()
+	if err := receiver.Shutdown(context.Background()); err != nil {
 		log.Fatal(err)
 	}
 }
