@@ -117,8 +117,7 @@ async fn to_certificates(scene: &mut Scene, front: &Front) {
 
 async fn roll(scene: &mut Scene, front: &Front, tls: Tls) {
     for i in 0..scene.cluster.len() {
-        let name = format!("member {i} restarts with {tls:?}");
-        scene.switch(&name, async |scene| scene.cluster.roll(i, tls).await).await;
+        scene.restarts(i, tls).await;
         front.see_all_ready(scene.cluster.len()).await;
     }
 }
