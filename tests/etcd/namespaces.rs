@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -119,20 +120,16 @@ impl Rounds {
         }
         let process = Process::start(family.name, &program, args.iter(), &[], &folder.path().join("record"));
         let rounds = Rounds { tenant, family, process, _folder: folder };
-        let ready = async || {
-            assert!(rounds.process.exit().is_none(), "{} ended: {}", family.name, rounds.process.tail());
-            rounds.lines().iter().any(|line| line["kind"] == "ready").then_some(())
+        let ready = |output: &str, exit: Option<ExitStatus>| {
+            assert!(exit.is_none(), "{} ended: {}", family.name, rounds.process.tail());
+            lines(output).iter().any(|line| line["kind"] == "ready").then_some(())
         };
-        wait::until(LIMIT, &format!("{} is ready", family.name), ready).await;
+        rounds.process.wrote_or_ended(LIMIT, "that it is ready", ready).await;
         rounds
     }
 
     fn prefix(family: &Family) -> String {
         format!("/{}/", family.name.replace(' ', "-"))
-    }
-
-    fn lines(&self) -> Vec<Value> {
-        self.process.output().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     /// Does one thing of each kind. The watched value is written straight to the cluster, at its real key.
@@ -142,12 +139,12 @@ impl Rounds {
         let written = async || (root.run(&["put", &key, &value]).await.code == Some(0)).then_some(());
         wait::until(LIMIT, "the watched value is written", written).await;
         self.process.signal(Signal::USR2);
-        let done = async || {
-            assert!(self.process.exit().is_none(), "{} ended: {}", self.family.name, self.process.tail());
-            self.lines().iter().any(|line| line["kind"] == "round" && line["round"] == number).then_some(())
+        let done = |output: &str, exit: Option<ExitStatus>| {
+            assert!(exit.is_none(), "{} ended: {}", self.family.name, self.process.tail());
+            let lines = lines(output);
+            lines.iter().any(|line| line["kind"] == "round" && line["round"] == number).then_some(lines)
         };
-        wait::until(LIMIT, &format!("{} ends round {number}", self.family.name), done).await;
-        let lines = self.lines();
+        let lines = self.process.wrote_or_ended(LIMIT, "the end of a round", done).await;
         let did: Vec<_> =
             lines.iter().filter(|line| line["kind"] == "did" && line["round"] == number).collect();
         assert_eq!(did.len(), 6, "{} in {}: {did:?}", self.family.name, self.tenant.namespace);
@@ -155,6 +152,11 @@ impl Rounds {
             assert_eq!(did["code"], "OK", "{} in {}: {did}", self.family.name, self.tenant.namespace);
         }
     }
+}
+
+/// The last one may not be whole yet.
+fn lines(output: &str) -> Vec<Value> {
+    output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 /// Nothing lost, doubled, reordered or of somebody else, by the history at a member.

@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -159,16 +160,11 @@ impl Application {
         let process =
             Process::start(family.name, &family.program(), args.iter(), &[], &folder.path().join("record"));
         let application = Application { family, process, rounds: Cell::new(0), _folder: folder };
-        let ready = async || {
-            assert!(
-                application.process.exit().is_none(),
-                "{} ended: {}",
-                family.name,
-                application.process.tail()
-            );
-            application.lines().iter().any(|line| line["kind"] == "ready").then_some(())
+        let ready = |output: &str, exit: Option<ExitStatus>| {
+            assert!(exit.is_none(), "{} ended: {}", family.name, application.process.tail());
+            lines(output).iter().any(|line| line["kind"] == "ready").then_some(())
         };
-        wait::until(LIMIT, &format!("{} is ready", family.name), ready).await;
+        application.process.wrote_or_ended(LIMIT, "that it is ready", ready).await;
         application
     }
 
@@ -183,13 +179,12 @@ impl Application {
         let written = async || (ctl.run(&["put", &key, &value]).await.code == Some(0)).then_some(());
         wait::until(LIMIT, "what the watch must show is written", written).await;
         self.process.signal(Signal::USR2);
-        let done = async || {
-            let exit = self.process.exit();
-            let lines = self.lines();
+        let done = |output: &str, exit: Option<ExitStatus>| {
+            let lines = lines(output);
             let over = lines.iter().any(|line| line["kind"] == "round" && line["round"] == number);
             (over || exit.is_some()).then_some((lines, exit))
         };
-        let (lines, exit) = wait::until(LIMIT, &format!("{} ends a round", self.family.name), done).await;
+        let (lines, exit) = self.process.wrote_or_ended(LIMIT, "the end of a round", done).await;
         let text = |line: &Value, field: &str| line[field].as_str().unwrap_or_default().to_owned();
         let did = |line: &Value| Did {
             op: text(line, "op"),
@@ -207,12 +202,11 @@ impl Application {
         }
         all
     }
+}
 
-    fn lines(&self) -> Vec<Value> {
-        let output = self.process.output();
-        // The last one may not be whole yet.
-        output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
-    }
+/// The last one may not be whole yet.
+fn lines(output: &str) -> Vec<Value> {
+    output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 /// Where its keys are.

@@ -157,7 +157,8 @@ async fn turned(way: Way, version: &Version, tls: Tls) {
     let (from, to) = if way == Way::Out { (front, cluster.address(0)) } else { (cluster.address(0), front) };
     relay.open(from);
     let families = || FAMILIES.iter().filter(|family| family.tls == (tls == Tls::Server));
-    let all = join_all(families().map(|family| Application::start(family, relay.address, &cluster))).await;
+    let mut all =
+        join_all(families().map(|family| Application::start(family, relay.address, &cluster))).await;
     for (application, did) in all.iter().zip(join_all(all.iter().map(|one| one.round(&cluster))).await) {
         judge(version, (way == Way::Out, application.family.name), &did, None);
     }
@@ -170,6 +171,8 @@ async fn turned(way: Way, version: &Version, tls: Tls) {
             println!("{way:?}, {version}, {name}, {at}: {} failed: {}", failed.len(), failed.join("; "));
             judge(version, (way == Way::In, name), &after, Some(manner(way, version, name)));
         }
+        // One that is stuck takes a processor from all others for as long as it lives.
+        all.retain(|application| manner(way, version, application.family.name) != Manner::Stuck);
     }
     let anew = join_all(families().map(|family| Application::start(family, relay.address, &cluster))).await;
     for application in anew {

@@ -5,6 +5,7 @@
 //! to a stranger that got the same id; when a test fails, the end of the log is printed.
 
 use std::{
+    cell::Cell,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -146,7 +147,27 @@ impl Process {
 
     /// Waits until `find` sees in the output what it looks for, and returns that.
     pub(crate) async fn wrote<T>(&self, within: Duration, what: &str, find: impl Fn(&str) -> Option<T>) -> T {
-        wait::until(within, &format!("{} writes {what}", self.name), async || find(&self.output())).await
+        self.wrote_or_ended(within, what, |output, _| find(output)).await
+    }
+
+    /// The same for one that may end: `find` is given how it ended, and then its whole output. It is asked where one of both has changed,
+    /// since outputs are long and looks are many.
+    pub(crate) async fn wrote_or_ended<T>(
+        &self,
+        within: Duration,
+        what: &str,
+        find: impl Fn(&str, Option<ExitStatus>) -> Option<T>,
+    ) -> T {
+        let seen = Cell::new(None);
+        let look = async || {
+            let exit = self.exit();
+            let now = (fs::metadata(&self.log).map_or(0, |log| log.len()), exit.is_some());
+            if seen.replace(Some(now)) == Some(now) {
+                return None;
+            }
+            find(&self.output(), exit)
+        };
+        wait::until(within, &format!("{} writes {what}", self.name), look).await
     }
 
     /// The end of the output, for a person to read.
