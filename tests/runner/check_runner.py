@@ -98,11 +98,30 @@ class Words(unittest.TestCase):
             both = "echo {0} begins; touch {1}/{0}; until test -e {1}/{2}; do sleep 0.01; done; echo {0} ends"
             commands = [("sh", "-c", both.format(one, place, other)) for one, other in (("a", "b"), ("b", "a"))]
             shows = report.Report(place, report.Times(Path(place, "times")), "all")
+            shows.of_thread.output, shows.of_thread.shows = [], True
             if len(os.sched_getaffinity(0)) > 1:
                 self.assertTrue(shows.side_by_side(commands))
-                self.assertEqual(sorted(shows.output), ["a begins\na ends\n", "b begins\nb ends\n"])
+                self.assertEqual(sorted(shows.of_thread.output), ["a begins\na ends\n", "b begins\nb ends\n"])
             self.assertFalse(shows.side_by_side([("true",), ("sh", "-c", "echo why; exit 3")]))
         self.assertIn("why\n", shown.getvalue())
+
+    def test_steps_at_the_same_time_are_each_shown_whole_and_the_one_that_fails_is_named(self):
+        with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()) as shown:
+            both = "echo {0} begins; touch {1}/{0}; until test -e {1}/{2}; do sleep 0.01; done; echo {0} ends; test {0} = a"
+            shows = report.Report(place, report.Times(Path(place, "times")), "all")
+            if shows.cores == 1:
+                return
+            pair = [steps.Step(one, "waits", lambda _, text=both.format(one, place, other): shows.command("sh", "-c", text), 1, is_beside=True)
+                    for one, other in (("a", "b"), ("b", "a"))]
+            groups = steps.groups([steps.Step("first", "is alone", lambda _: shows.command("true"), 1), *pair], "all")
+            self.assertEqual([len(group) for group in groups], [1, 2])
+            shows.plan(groups, is_whole=True)
+            for group in groups:
+                shows.group(group, lambda step: step.run(None))
+            self.assertFalse(shows.end())
+        for text in ("a begins\na ends\n=== [2/3] a: ok", "b begins\nb ends\n=== [3/3] b: FAILED", "failed: b; again with: tests/run b\n", "0 passed, 1 failed"):
+            self.assertIn(text, shown.getvalue())
+        self.assertEqual(len(steps.groups(pair, "full")), 2)
 
     def test_a_command_that_fails_once_is_run_again_and_one_that_fails_is_named(self):
         with tempfile.TemporaryDirectory() as place:

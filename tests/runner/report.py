@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -94,44 +95,74 @@ class Report:
         self.logs, self.times, self.mode = Path(logs), times, mode
         self.transcript = open(self.logs / "transcript", "a", errors="replace")
         self.passed = self.failed = 0
-        self.output, self.failures, self.took, self.slowest = [], [], [], []
+        self.failures, self.took, self.slowest = [], [], []
+        self.cores = len(os.sched_getaffinity(0))
+        # What the step of a thread has printed, and whether that is shown as it comes.
+        self.of_thread = threading.local()
+        self.lock = threading.Lock()
+        self.is_interrupted = False
 
     def say(self, text):
         print(f"run: {text}", flush=True)
         self.transcript.write(f"run: {text}\n")
 
-    def plan(self, steps, is_whole):
+    def plan(self, groups, is_whole):
         """The steps to come; the times of a run that leaves tests out are those of no other."""
-        self.steps, self.is_whole = steps, is_whole
-        print(f"run: {len(steps)} steps, some {minutes(self.left_after(0))} minutes by the last run; times are minutes:seconds", flush=True)
+        self.numbers = {step.name: number for number, step in enumerate((step for group in groups for step in group), 1)}
+        self.to_come, self.is_whole, self.began = list(groups), is_whole, time.monotonic()
+        print(f"run: {len(self.numbers)} steps, some {minutes(self.left())} minutes by the last run; times are minutes:seconds", flush=True)
 
-    def left_after(self, number):
-        return sum(self.times.expected(step, self.mode) for step in self.steps[number:])
+    def left(self):
+        """Seconds to the end."""
+        expected = [[self.times.expected(step, self.mode) for step in group] for group in self.to_come]
+        return sum(max(max(group), sum(group) / self.cores) for group in expected)
 
-    def step(self, number, step, run):
+    def group(self, group, run):
+        """Runs steps at the same time, as many as cores. Where it is more than one, what each prints is shown whole at its end."""
+        if len(group) == 1:
+            self.step(group[0], run, shows=True)
+        else:
+            print(f"=== at the same time: {', '.join(step.name for step in group)}", flush=True)
+            with ThreadPoolExecutor(self.cores) as pool:
+                running = [pool.submit(self.step, step, run, shows=False) for step in group]
+                try:
+                    for ended in running:
+                        ended.result()
+                except KeyboardInterrupt:
+                    # What runs has the signal too; nothing more begins.
+                    self.is_interrupted = True
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    raise
+        self.to_come.remove(group)
+
+    def step(self, step, run, shows):
         """Runs one step. One that fails without a failed test counts as one."""
-        expected = self.times.expected(step, self.mode)
-        print(f"=== [{number}/{len(self.steps)}] {step.name}: {step.about} (some {minutes(expected)}, {minutes(self.left_after(number - 1))} to the end)",
-              flush=True)
-        began, self.output = time.monotonic(), []
+        title = f"=== [{self.numbers[step.name]}/{len(self.numbers)}] {step.name}"
+        print(f"{title}: {step.about} (some {minutes(self.times.expected(step, self.mode))}, {minutes(self.left())} to the end)", flush=True)
+        began, self.of_thread.output, self.of_thread.shows = time.monotonic(), [], shows
         try:
             ok = run(step)
         except (OSError, subprocess.SubprocessError, AssertionError, xml.etree.ElementTree.ParseError) as fault:
             self.keep(f"run: {step.name}: {fault}\n")
             ok = False
-        seconds, text = time.monotonic() - began, "".join(self.output)
+        seconds, text = time.monotonic() - began, "".join(self.of_thread.output)
         passed, failed = counts(text)
-        self.passed, self.failed = self.passed + passed, self.failed + (failed if failed or ok else 1)
-        self.took.append((step.name, seconds))
         tests = f", {passed} passed, {failed} failed" if passed or failed else ""
-        print(f"=== [{number}/{len(self.steps)}] {step.name}: {'ok' if ok else 'FAILED'}{tests}, {minutes(seconds)}", flush=True)
-        if ok and self.is_whole:
-            self.times.note(step, self.mode, seconds)
-        if not ok:
-            self.failures.append((step.name, failed_tests(text), reasons(text)))
+        with self.lock:
+            if not shows:
+                self.show(text)
+            print(f"{title}: {'ok' if ok else 'FAILED'}{tests}, {minutes(seconds)}", flush=True)
+            self.passed, self.failed = self.passed + passed, self.failed + (failed if failed or ok else 1)
+            self.took.append((step.name, seconds))
+            if ok and self.is_whole:
+                self.times.note(step, self.mode, seconds)
+            if not ok:
+                self.failures.append((step.name, failed_tests(text), reasons(text)))
 
     def command(self, *argv, limit=None, **environment):
         """Runs a command, shows its output and keeps it for the step; whether it ended with 0. CI ends one that hangs; at a terminal there is Ctrl-C."""
+        if self.is_interrupted:
+            raise KeyboardInterrupt
         argv = [str(part) for part in argv]
         if limit and os.environ.get("CI") == "true":
             argv = ["timeout", "-k", "10", f"{limit}m", *argv]
@@ -155,7 +186,7 @@ class Report:
                                   errors="replace")
 
         ok = True
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(self.cores) as pool:
             for running in as_completed([pool.submit(run, argv) for argv in commands]):
                 done = running.result()
                 self.keep(done.stdout)
@@ -163,10 +194,14 @@ class Report:
         return ok
 
     def keep(self, line):
-        sys.stdout.write(line)
+        self.of_thread.output.append(line)
+        if self.of_thread.shows:
+            self.show(line)
+
+    def show(self, text):
+        sys.stdout.write(text)
         sys.stdout.flush()
-        self.output.append(line)
-        self.transcript.write(line)
+        self.transcript.write(text)
         self.transcript.flush()
 
     def note_tests(self, junit):
@@ -178,7 +213,7 @@ class Report:
             print("the slowest tests:")
             for seconds, name in sorted(self.slowest, reverse=True)[:SLOWEST]:
                 print(f"  {seconds:7.1f} s  {name}")
-        print(f"the steps, {minutes(sum(seconds for _, seconds in self.took))} in all:",
+        print(f"the steps, {minutes(time.monotonic() - self.began)} in all:",
               ", ".join(f"{name} {minutes(seconds)}" for name, seconds in self.took))
         # Once more, and last: what stands far above is cut off where the output of a long run is kept in part.
         for name, tests, why in self.failures:

@@ -14,8 +14,8 @@ from typing import Callable
 from folder import ROOT, TABLES, tomllib
 
 PROFILE = ("--profile", "ci", "--locked")
-# How tests are built. The feature adds the program of benches/budget, and changes nothing in the library.
-CARGO = (*PROFILE, "--features", "budget")
+# How tests are built: with the program of benches/budget, and with planted faults, of which each is off until the simulation's checker is checked.
+CARGO = (*PROFILE, "--features", "budget,faults")
 NEXTEST = ("--cargo-profile", *CARGO[1:])
 # How the program and the tests are compiled.
 COMPILER = {"RUSTC_WORKSPACE_WRAPPER": str(ROOT / "tests/rustc")}
@@ -45,6 +45,8 @@ class Step:
     least: str = "all"
     # Steps that must come before, also where somebody names this one.
     after: tuple = ()
+    # Whether it leaves a core idle some of the time, as downloads and linkers do, and may run at the same time as its neighbours that do so too.
+    is_beside: bool = False
 
 
 # --- Downloads and tools: after the first run nothing of this needs a network.
@@ -113,7 +115,7 @@ def runner(run):
 
 
 def lints(run):
-    return run.command("cargo", "clippy", *PROFILE, "--all-targets", "--features", "budget,peers", "--", "-D", "warnings")
+    return run.command("cargo", "clippy", *PROFILE, "--all-targets", "--features", "budget,faults,peers", "--", "-D", "warnings")
 
 
 def rustdoc(run):
@@ -157,12 +159,6 @@ def memory_ring(name):
     def go(run):
         return run.test("--test", name, program_arguments=ARGUMENTS.get(name, ()), limit=90 if name == "sim" else 20)
     return go
-
-
-def faults(run):
-    """The simulation's checker is checked with faults of our own, each of which it must see. Without the feature of `budget`, so that what that
-    step measures is not replaced by a program with faults."""
-    return run.command("cargo", "test", *PROFILE, "--test", "sim", "--features", "faults", "--", "--nocapture", "every_fault", limit=20)
 
 
 def budget(run):
@@ -231,7 +227,7 @@ def demo(run):
 ABOUT = {
     "tidy": "the source tree", "docs": "the documents", "cli": "the commands",
     "props": "parsers of received bytes: random inputs and the corpus", "it": "Keyward against scripted members",
-    "sim": "simulation: seeds and faults", "touches": "requests as etcd's own types read them", "transcoded": "JSON as Go's libraries read it",
+    "sim": "simulation: seeds and faults; its checker sees planted faults", "touches": "requests as etcd's own types read them", "transcoded": "JSON as Go's libraries read it",
     "etcd": "real etcd servers and clients",
 }
 
@@ -240,33 +236,44 @@ STEPS = [
     Step("runner", "the tests of tests/run itself", runner, 0.1),
     Step("programs", "installs what Debian has of what the tests use", programs, 2),
     Step("crates", "downloads the crates of Cargo.lock", crates, 0.5, "quick"),
-    Step("tools", "builds cargo-nextest, which runs the tests with real servers, and other cargo tools from their crates", tools, 6, "quick", ("crates",)),
-    Step("servers", "etcd of five versions and Prometheus, from the registries of Debian, Python and Go", servers, 4, "quick"),
-    Step("clients", "real client libraries of Go, Python, Node, Rust; Patroni, collectors", clients, 4, "quick"),
+    Step("tools", "builds cargo-nextest, which runs the tests with real servers, and other cargo tools from their crates", tools, 6, "quick", ("crates",), True),
+    Step("servers", "etcd of five versions and Prometheus, from the registries of Debian, Python and Go", servers, 4, "quick", is_beside=True),
+    Step("clients", "real client libraries of Go, Python, Node, Rust; Patroni, collectors", clients, 4, "quick", is_beside=True),
     Step("lints", "clippy, warnings are faults", lints, 3.5, "quick", ("crates",)),
     Step("rustdoc", "warnings are faults", rustdoc, 0.5, "all", ("crates",)),
     Step("dependencies", "cargo-deny: licences, sources, bans", dependencies, 0.1, "all", ("crates",)),
     Step("build", "the program and every test", build, 7, "quick", ("crates",)),
     Step("units", "unit tests", units, 0.5, "quick"),
     *(Step(name, ABOUT[name], memory_ring(name), 1, "quick" if name == "it" else "all") for name in MEMORY_RINGS),
-    Step("faults", "the simulation's checker sees faults of our own", faults, 1),
-    Step("budget", "instructions, copied bytes and allocations of a call", budget, 2, "all", ("programs", "build")),
     Step("fuzz", "the targets of tests/props under libFuzzer", fuzz, 600, "full"),
-    Step("checks", "lints and tests of the clients' own code", checks, 1, "all", ("clients",)),
     *(Step(name, ABOUT[name], ring(name), 15 if name == "etcd" else 0.5, "quick" if name == "etcd" else "all",
             ("tools", "servers", "clients", "build")) for name in RINGS),
     Step("mutants", "deliberate bugs in what a policy judges, each of which a test must find", lambda run: run.command("tests/mutants", limit=60), 10, "full"),
-    Step("hygiene", "no log of the run holds a secret that the run used", hygiene, 0.5, "quick", ("etcd",)),
-    Step("packages", "every package is built and used", packages, 5, "all", ("programs", "servers", "tools")),
     Step("page", "the status page in Chromium", page, 3, "full", ("programs", "servers", "build")),
-    Step("book", "every command of the book and of the README", book, 2, "all", ("programs", "servers", "tools", "build")),
-    Step("demo", "the README's first command", demo, 0.3, "all", ("build",)),
+    Step("budget", "instructions, copied bytes and allocations of a call", budget, 2, "all", ("programs", "build")),
+    Step("packages", "every package is built and used", packages, 5, "all", ("programs", "servers", "tools"), True),
+    Step("book", "every command of the book and of the README", book, 2, "all", ("programs", "servers", "tools", "build"), True),
+    Step("hygiene", "no log of the run holds a secret that the run used", hygiene, 0.5, "quick", ("etcd",), True),
+    Step("checks", "lints and tests of the clients' own code", checks, 1, "all", ("clients",), True),
+    Step("demo", "the README's first command", demo, 0.3, "all", ("build",), True),
 ]
 MODES = ("quick", "all", "full")
 
 
 def steps_of(mode):
     return [step for step in STEPS if MODES.index(step.least) <= MODES.index(mode)]
+
+
+def groups(steps, mode):
+    """The steps in their order, those together that run at the same time. At full length none do: cargo builds for hours in one folder."""
+    grouped = []
+    for step in steps:
+        last = grouped[-1] if grouped else []
+        if last and step.is_beside and last[-1].is_beside and not {one.name for one in last} & set(step.after) and mode != "full":
+            last.append(step)
+        else:
+            grouped.append([step])
+    return grouped
 
 
 def named(name):
