@@ -1,4 +1,4 @@
-"""The book as HTML: `mdbook build docs`, and every link followed.
+"""The book: its list of pages; and as HTML, by `mdbook build docs`, with every link followed.
 
 Must not know: commands. Links that leave the book lead to files of the repository, because the book lies beside `docs`.
 """
@@ -56,8 +56,12 @@ def build():
                     missing.append(f"{path.relative_to(book)}: {target}")
         if missing:
             raise Failed("links that lead nowhere:\n" + "\n".join(missing))
-        listed = (ROOT / "docs/SUMMARY.md").read_text()
-        apart = [name for page in (ROOT / "docs").rglob("*.md")
-                 if (name := str(page.relative_to(ROOT / "docs"))) != "SUMMARY.md" and f"({name})" not in listed]
-        expect(not apart, f"pages that SUMMARY.md does not list: {apart}")
         return f"mdbook build: {len(files)} pages, {followed} links followed"
+
+
+def listed():
+    """Every page is in the book's list."""
+    summary, pages = (ROOT / "docs/SUMMARY.md").read_text(), sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+    apart = [name for name in pages if name != "SUMMARY.md" and f"({name})" not in summary]
+    expect(not apart, f"pages that SUMMARY.md does not list: {apart}")
+    return f"{len(pages)} pages, each in the book's list"

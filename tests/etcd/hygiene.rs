@@ -50,9 +50,19 @@ impl Evidence {
     }
 
     fn search(&self) -> Output {
+        self.search_with(None)
+    }
+
+    /// Also in what a run printed.
+    fn search_with(&self, transcript: Option<&str>) -> Output {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hygiene");
-        let mut command = Command::new(script);
-        command.arg(self.0.path()).stdin(Stdio::null()).output().expect("the script runs (it needs python3)")
+        let (mut command, printed) = (Command::new(script), self.0.path().join("transcript"));
+        command.arg(self.0.path()).stdin(Stdio::null());
+        if let Some(text) = transcript {
+            fs::write(&printed, text).expect("the folder is ours");
+            command.arg(printed);
+        }
+        command.output().expect("the script runs (it needs python3)")
     }
 }
 
@@ -131,6 +141,22 @@ fn the_search_finds_what_is_planted() {
     assert_eq!(planted(strange, &unknown_token), CLEAN);
     assert_eq!(planted(strange, "00112233445566778899aabbccddeeff"), FOUND);
     assert_eq!(Evidence::new().search().status.code(), NOTHING_TO_SEARCH);
+}
+
+/// A failed test prints the ends of its logs, where etcd may say what is etcd's; what the test itself prints is searched.
+#[test]
+fn the_search_passes_over_printed_ends_of_logs_and_nothing_else() {
+    let evidence = Evidence::new();
+    evidence.secrets(&[("the password of alice", "correct-horse")]);
+    evidence.log("etcd-3.5.1-m0.1-1", "name:alice password:correct-horse\n");
+    let shown = "    a::b panicked: it does not serve: --- etcd 3.5.1 m0 (last 2 of 9 lines)\n    one\rand correct-horse\n    \
+                 two correct-horse\n";
+    for (behind, code) in
+        [("", CLEAN), ("    correct-horse\n", FOUND), ("--- m1 (last 0 of 0 lines)\ncorrect-horse\n", FOUND)]
+    {
+        let found = evidence.search_with(Some(&format!("test a::b\n{shown}{behind}")));
+        assert_eq!(found.status.code(), code, "{behind:?}: {found:?}");
+    }
 }
 
 fn login(user: &str, password: &str) -> Call {

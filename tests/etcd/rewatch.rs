@@ -346,9 +346,9 @@ async fn survives(version: &Version, shape: Shape) {
 }
 
 /// On a runtime for tasks of this thread alone.
-pub(crate) fn local(test: impl Future<Output = ()>) {
+pub(crate) fn local<T>(test: impl Future<Output = T>) -> T {
     let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
-    runtime.expect("a runtime").block_on(test);
+    runtime.expect("a runtime").block_on(test)
 }
 
 #[test]

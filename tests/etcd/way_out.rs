@@ -14,7 +14,7 @@ use keyward::tasks::Tasks;
 use prost::Message;
 
 use crate::chaos::run::keyward;
-use crate::harness::binary::Version;
+use crate::harness::binary::{Version, full};
 use crate::harness::relay::Relay;
 use crate::harness::{Auth, Cluster, Options, Tls, every_version, password};
 use crate::raw::{Call, End, Endpoint, Shape};
@@ -171,8 +171,8 @@ async fn turned(way: Way, version: &Version, tls: Tls) {
             println!("{way:?}, {version}, {name}, {at}: {} failed: {}", failed.len(), failed.join("; "));
             judge(version, (way == Way::In, name), &after, Some(manner(way, version, name)));
         }
-        // One that is stuck takes a processor from all others for as long as it lives.
-        all.retain(|application| manner(way, version, application.family.name) != Manner::Stuck);
+        // One that is stuck takes a processor from all others for as long as it lives; that it stays so is seen at full length.
+        all.retain(|application| full() || manner(way, version, application.family.name) != Manner::Stuck);
     }
     let anew = join_all(families().map(|family| Application::start(family, relay.address, &cluster))).await;
     for application in anew {

@@ -203,12 +203,16 @@ def cargo_tools(*names):
 
 def helm():
     home = CACHE / "tools" / f"helm-{HELM}"
-    home.parent.mkdir(parents=True, exist_ok=True)
-    # The packages and the book may come for it at the same time.
-    with open(home.with_name(f"{home.name}.lock"), "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "bin" / "helm").exists():
-            get_helm(home)
+    if not (home / "bin" / "helm").exists():
+        home.parent.mkdir(parents=True, exist_ok=True)
+        # The packages and the book may come for it at the same time, one of them as root.
+        lock = os.open(home.with_name(f"{home.name}.lock"), os.O_RDONLY | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (home / "bin" / "helm").exists():
+                get_helm(home)
+        finally:
+            os.close(lock)
     return home / "bin" / "helm"
 
 

@@ -129,7 +129,7 @@ class Report:
                     for ended in running:
                         ended.result()
                 except KeyboardInterrupt:
-                    # What runs has the signal too; nothing more begins.
+                    # The commands under way have the signal too; no other begins.
                     self.is_interrupted = True
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
@@ -142,6 +142,10 @@ class Report:
         began, self.of_thread.output, self.of_thread.shows = time.monotonic(), [], shows
         try:
             ok = run(step)
+        except KeyboardInterrupt:
+            if not shows:
+                self.show("".join(self.of_thread.output))
+            raise
         except (OSError, subprocess.SubprocessError, AssertionError, xml.etree.ElementTree.ParseError) as fault:
             self.keep(f"run: {step.name}: {fault}\n")
             ok = False
@@ -179,11 +183,13 @@ class Report:
             self.keep(f"run: ended after {limit} minutes: {' '.join(argv[4:])}\n")
         return running.returncode == 0
 
-    def side_by_side(self, commands):
+    def side_by_side(self, commands, limit=None):
         """Runs commands, as many at a time as cores, and keeps the output of each whole, as it ends; whether all ended with 0."""
         def run(argv):
+            if self.is_interrupted:
+                raise KeyboardInterrupt
             return subprocess.run([str(part) for part in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                  errors="replace")
+                                  errors="replace", timeout=limit * 60 if limit and os.environ.get("CI") == "true" else None)
 
         ok = True
         with ThreadPoolExecutor(self.cores) as pool:

@@ -86,12 +86,15 @@ func (l *load) run() error {
 	if err != nil {
 		return err
 	}
-	go l.tellSoFar(watchers, keepers)
+	// Before it says that it is ready: whoever waits for that sends signals.
+	asked, ended := make(chan os.Signal, 16), l.ended()
+	signal.Notify(asked, syscall.SIGUSR1)
+	go l.tellSoFar(asked, watchers, keepers)
 	emit("ready", fields{"revision": first.Header.Revision})
 	if l.writers > 0 {
-		l.callInTurnUntil(l.ended())
+		l.callInTurnUntil(ended)
 	} else {
-		l.callUntil(l.ended())
+		l.callUntil(ended)
 	}
 	emit("calls_done", fields{})
 
@@ -112,11 +115,9 @@ func (l *load) run() error {
 	return nil
 }
 
-// TellSoFar prints what was done until now, for each SIGUSR1.
-func (l *load) tellSoFar(watchers []*watcher, keepers []*keeper) {
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, syscall.SIGUSR1)
-	for range signals {
+// TellSoFar prints what was done until now, each time that it is asked.
+func (l *load) tellSoFar(asked <-chan os.Signal, watchers []*watcher, keepers []*keeper) {
+	for range asked {
 		events, renewed := 0, 0
 		for _, w := range watchers {
 			w.mutex.Lock()
