@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::chaos::run::keyward_with;
 use crate::harness::binary::{self, Version};
-use crate::harness::client::{Client, Record, lifetime};
+use crate::harness::client::{Client, Record, lifetime, lines};
 use crate::harness::ctl::Ctl;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::process::Process;
@@ -152,11 +152,6 @@ impl Rounds {
             assert_eq!(did["code"], "OK", "{} in {}: {did}", self.family.name, self.tenant.namespace);
         }
     }
-}
-
-/// The last one may not be whole yet.
-fn lines(output: &str) -> Vec<Value> {
-    output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 /// Nothing lost, doubled, reordered or of somebody else, by the history at a member.

@@ -8,7 +8,7 @@ use keyward::pb::etcdserverpb::StatusRequest;
 use keyward::pb::etcdserverpb::maintenance_client::MaintenanceClient;
 use tonic::transport::Endpoint;
 
-use crate::harness::binary::{Version, full};
+use crate::harness::binary::{Version, full, side_by_side};
 use crate::harness::ctl::Ctl;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::{Auth, Cluster, Options, versions, wait};
@@ -61,7 +61,7 @@ async fn control(version: &Version) -> (Option<i32>, bool) {
 #[tokio::test]
 async fn a_removed_member_ends_without_a_panic_while_it_is_probed() {
     for pair in versions().chunks(AT_A_TIME) {
-        tokio::task::LocalSet::new().run_until(join_all(pair.iter().map(ends_without_a_panic))).await;
+        tokio::task::LocalSet::new().run_until(side_by_side(pair, ends_without_a_panic)).await;
     }
 }
 

@@ -14,6 +14,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::harness::client::lines;
 use crate::harness::client_program::client_program;
 use crate::harness::pki::Pair;
 use crate::harness::process::Process;
@@ -202,11 +203,6 @@ impl Application {
         }
         all
     }
-}
-
-/// The last one may not be whole yet.
-fn lines(output: &str) -> Vec<Value> {
-    output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 /// Where its keys are.

@@ -65,6 +65,11 @@ def minutes(seconds):
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
+def limit_in_ci(limit):
+    """The minutes after which a command is ended: at a terminal none, there is Ctrl-C."""
+    return limit if os.environ.get("CI") == "true" else None
+
+
 class Times:
     """How long each step took the last time, on this machine."""
 
@@ -168,7 +173,7 @@ class Report:
         if self.is_interrupted:
             raise KeyboardInterrupt
         argv = [str(part) for part in argv]
-        if limit and os.environ.get("CI") == "true":
+        if limit := limit_in_ci(limit):
             argv = ["timeout", "-k", "10", f"{limit}m", *argv]
         with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                               env={**os.environ, **{name: str(value) for name, value in environment.items()}}) as running:
@@ -185,11 +190,13 @@ class Report:
 
     def side_by_side(self, commands, limit=None):
         """Runs commands, as many at a time as cores, and keeps the output of each whole, as it ends; whether all ended with 0."""
+        limit = limit_in_ci(limit)
+
         def run(argv):
             if self.is_interrupted:
                 raise KeyboardInterrupt
             return subprocess.run([str(part) for part in argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                  errors="replace", timeout=limit * 60 if limit and os.environ.get("CI") == "true" else None)
+                                  errors="replace", timeout=limit and limit * 60)
 
         ok = True
         with ThreadPoolExecutor(self.cores) as pool:

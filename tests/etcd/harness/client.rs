@@ -162,7 +162,8 @@ impl Record {
     }
 }
 
-fn lines(output: &str) -> Vec<Value> {
+/// What a client program has recorded: its lines of JSON. The last one may not be whole yet.
+pub(crate) fn lines(output: &str) -> Vec<Value> {
     output
         .lines()
         .filter(|line| line.starts_with('{'))
