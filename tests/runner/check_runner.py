@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -148,6 +149,20 @@ class Steps(unittest.TestCase):
             chosen = {step.name for step in steps.steps_of(mode)}
             for step in steps.steps_of(mode):
                 self.assertLessEqual(set(step.after), chosen, f"{mode}: {step.name}")
+
+    def test_what_a_build_warns_of_is_found_also_when_nothing_is_built_again(self):
+        with tempfile.TemporaryDirectory() as place:
+            for name, text in {"Cargo.toml": "[package]\nname = 'faulty'\nedition = '2024'\n[lints.clippy]\nall = 'warn'\n",
+                               "src/lib.rs": "//! [`nowhere`]\npub fn one() -> u8 { return 1; }\n", "src/main.rs": "fn main() { let one = 1; }\n"}.items():
+                (Path(place) / name).parent.mkdir(exist_ok=True)
+                (Path(place) / name).write_text(text)
+            environment = {"CARGO_TARGET_DIR": place, "CARGO_INCREMENTAL": "0"}
+            with unittest.mock.patch.dict(os.environ, environment):
+                found = [steps.warnings("cargo", "test", "--offline", *steps.EVERY_TEST, cwd=place) for _ in range(2)]
+        for ok, faults in found:
+            self.assertTrue(ok)
+            for fault in ("unused variable", "unneeded `return`", "unresolved link to `nowhere`"):
+                self.assertTrue(any(fault in one for one in faults), f"{fault}: {faults}")
 
     def test_a_name_is_a_step_or_a_test(self):
         self.assertEqual([step.name for step in steps.named("packages")], ["programs", "crates", "tools", "servers", "packages"])

@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keyward"
 # The tables of Cargo.toml that decide how a dependency is compiled.
 TABLES = ("dependencies", "dev-dependencies", "build-dependencies", "target", "profile")
+# What decides how our own packages are linted, and cargo does not know.
+LINTS = ("tests/rustc", "clippy.toml")
 # Runs at the same time, each in a checkout of its own. More share nothing anyway: a machine compiles one at a time.
 MOST_FOLDERS = 8
 
@@ -124,11 +126,13 @@ class BuildFolder:
                 lock.close()
 
     def belong_to_this_checkout(self, say):
-        owner = self.path / "checkout"
-        if owner.exists() and owner.read_text() != str(ROOT):
+        """And to its lints, whose findings cargo keeps with the artifacts."""
+        owner, lints = self.path / "checkout", hashlib.sha256(b"\0".join((ROOT / file).read_bytes() for file in LINTS))
+        ours = f"{ROOT}, lints {lints.hexdigest()[:16]}"
+        if owner.exists() and owner.read_text() != ours:
             count = remove_own(self.path, own_names())
             say(f"removed {count} artifacts of our own packages, built for {owner.read_text()}; the dependencies stay")
-        owner.write_text(str(ROOT))
+        owner.write_text(ours)
 
     def leave_dependencies(self, say):
         """Removes what was built of our own packages: for a checkout that nobody builds in again, as CI's."""

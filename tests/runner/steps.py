@@ -6,6 +6,7 @@ word, so that `tests/run NAME` repeats it.
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from typing import Callable
 from folder import ROOT, TABLES, tomllib
 
 PROFILE = ("--profile", "ci", "--locked")
-# How tests are built: with the program of benches/budget, and with planted faults, of which each is off until the simulation's checker is checked.
-CARGO = (*PROFILE, "--features", "budget,faults")
+# How tests are built: with the programs of benches, and with planted faults, of which each is off until the simulation's checker is checked.
+CARGO = (*PROFILE, "--features", "budget,faults,peers")
+EVERY_TEST = ("--all-targets", "--no-run")
 NEXTEST = ("--cargo-profile", *CARGO[1:])
 # How the program and the tests are compiled.
 COMPILER = {"RUSTC_WORKSPACE_WRAPPER": str(ROOT / "tests/rustc")}
@@ -115,11 +117,29 @@ def runner(run):
 
 
 def lints(run):
-    return run.command("cargo", "clippy", *PROFILE, "--all-targets", "--features", "budget,faults,peers", "--", "-D", "warnings")
+    """Warnings are faults. A whole run has what tests/rustc found while it built; at full length, and for a person, cargo looks by itself, also at
+    the library as it is released."""
+    ok = run.is_incremental or linted_in_build(run)
+    if run.is_incremental or run.mode == "full":
+        features = [["--features", "budget,faults,peers"], *([[]] if run.mode == "full" else [])]
+        ok = all([ok, *(run.command("cargo", "clippy", *PROFILE, "--all-targets", *chosen, "--", "-D", "warnings") for chosen in features)])
+        ok = all([ok, run.mode == "quick" or run.command("cargo", "doc", *PROFILE, "--no-deps", RUSTDOCFLAGS="-D warnings")])
+    return ok
 
 
-def rustdoc(run):
-    return run.command("cargo", "doc", *PROFILE, "--no-deps", RUSTDOCFLAGS="-D warnings")
+def linted_in_build(run):
+    ok, faults = warnings("cargo", "test", *CARGO, *EVERY_TEST)
+    for fault in faults:
+        run.report.keep(fault)
+    return ok and not faults
+
+
+def warnings(*build, **options):
+    """What the compiler and its neighbours in tests/rustc said of the crates of a build, each once. cargo keeps it with each crate."""
+    done = subprocess.run([*build, "--message-format", "json"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          env={**os.environ, **COMPILER}, **options)
+    said = [message["message"] for message in map(json.loads, done.stdout.splitlines()) if message["reason"] == "compiler-message"]
+    return done.returncode == 0, list(dict.fromkeys(one["rendered"] for one in said if one["level"] in ("error", "warning")))
 
 
 def dependencies(run):
@@ -146,9 +166,8 @@ def digest_of_dependencies():
 
 def build(run):
     """Every test of the run at once, so that cargo compiles and links side by side."""
-    rings = ["it"] + (list(RINGS[2:]) if run.mode == "quick" else [])
-    chosen = [word for ring in rings for word in ("--test", ring)] if run.mode == "quick" else ["--tests"]
-    return run.command("cargo", "test", *CARGO, "--lib", "--bins", *chosen, "--no-run", limit=60, **COMPILER)
+    chosen = EVERY_TEST if run.mode != "quick" else ("--lib", *(word for ring in ("it", *RINGS[2:]) for word in ("--test", ring)), "--no-run")
+    return run.command("cargo", "test", *CARGO, *chosen, limit=60, **COMPILER)
 
 
 def units(run):
@@ -240,10 +259,9 @@ STEPS = [
     Step("tools", "builds cargo-nextest, which runs the tests with real servers, and other cargo tools from their crates", tools, 6, "quick", ("crates",), True),
     Step("servers", "etcd of five versions and Prometheus, from the registries of Debian, Python and Go", servers, 4, "quick", is_beside=True),
     Step("clients", "real client libraries of Go, Python, Node, Rust; Patroni, collectors", clients, 4, "quick", ("servers",)),
-    Step("lints", "clippy, warnings are faults", lints, 3.5, "quick", ("crates",)),
-    Step("rustdoc", "warnings are faults", rustdoc, 0.5, "all", ("crates",)),
     Step("dependencies", "cargo-deny: licences, sources, bans", dependencies, 0.1, "all", ("crates",)),
     Step("build", "the program and every test", build, 7, "quick", ("crates",)),
+    Step("lints", "clippy and rustdoc, warnings are faults", lints, 0.1, "quick", ("crates",)),
     Step("units", "unit tests", units, 0.5, "quick"),
     *(Step(name, ABOUT[name], memory_ring(name), 1, "quick" if name == "it" else "all") for name in MEMORY_RINGS),
     Step("fuzz", "the targets of tests/props under libFuzzer", fuzz, 600, "full"),
