@@ -29,3 +29,4 @@ mod stream_turns;
 pub mod turn_length;
 pub mod verified_jwts;
 pub mod watch_starts;
+mod watched_end;

@@ -20,6 +20,7 @@ pub mod client_register;
 pub mod connection_origin;
 pub mod defragment;
 pub mod exchange;
+mod fatal_requests;
 pub mod forward;
 pub mod health;
 pub mod hot_prefixes;

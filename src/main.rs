@@ -172,8 +172,8 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Looks for faults, and names their remedies. Exit code 0 without findings, 1 for warnings, 2 for
-    /// errors, 69 if no process answers.
+    /// Looks for faults, and names their remedies. Exit code 0 without findings or with notes
+    /// only, 1 for warnings, 2 for errors, 69 if no process answers.
     Doctor {
         #[command(flatten)]
         as_what: OutputArgs,
@@ -471,7 +471,7 @@ fn doctor(at: AdminSocketArgs, form: OutputForm) -> ExitCode {
     match send_command_or_exit(at, &Ask::Doctor {}) {
         Ok(AdminAnswer::Doctor(report)) => {
             let code = match report.worst() {
-                None => ExitCode::SUCCESS,
+                None | Some(Severity::Note) => ExitCode::SUCCESS,
                 Some(Severity::Warning) => ExitCode::FAILURE,
                 Some(Severity::Error) => ExitCode::from(ERRORS),
             };

@@ -2,6 +2,7 @@
 //!
 //! Must not know: credentials, the connections that carry calls, downstream, policy.
 
+pub mod alarm_sighting;
 pub mod change_notifications;
 pub mod choose;
 pub mod cluster_outage;

@@ -112,11 +112,17 @@ impl Refusal {
     pub const UNREADABLE_ANSWER: Self =
         refusal(RefusalReason::Internal, Code::Internal, "keyward: the member's answer could not be read");
     /// A body whose chunks cannot be told apart.
-    pub const MALFORMED_CHUNKS: Self =
-        refusal(RefusalReason::Malformed, Code::InvalidArgument, "keyward: the body's chunks are malformed");
+    pub const MALFORMED_CHUNKS: Self = malformed("keyward: the body's chunks are malformed");
     /// A request without the key that etcd needs.
-    pub const EMPTY_KEY: Self =
-        refusal(RefusalReason::Malformed, Code::InvalidArgument, "etcdserver: key is not provided");
+    pub const EMPTY_KEY: Self = malformed("etcdserver: key is not provided");
+    /// A sort order or target unknown to etcd, in the words of etcd 3.6.
+    pub const SORT_OPTION: Self = malformed("etcdserver: invalid sort option");
+    /// A Txn that changes a key twice.
+    pub const DUPLICATE_KEY: Self = malformed("etcdserver: duplicate key given in txn request");
+    /// A MemberUpdate with URLs that etcd cannot read; the words are those of a MemberAdd.
+    pub const MEMBER_URLS: Self = malformed("etcdserver: given member URLs are invalid");
+    /// A RoleGrantPermission without a permission, in the words of etcd 3.5.
+    pub const NO_PERMISSION_GIVEN: Self = malformed("etcdserver: permission not given");
     /// An answer with keys to rewrite does not fit into the buffer of unread answers.
     pub const ANSWER_TOO_LARGE: Self = refusal(
         RefusalReason::TooLarge,
@@ -134,6 +140,18 @@ impl Refusal {
         RefusalReason::Defragmentation,
         Code::FailedPrecondition,
         "keyward: another defragmentation is under way",
+    );
+    /// A read that may have ended a member. Not Unavailable: clientv3 would send the read again by itself.
+    pub const SUSPECT_READ: Self = refusal(
+        RefusalReason::Suspect,
+        Code::ResourceExhausted,
+        "keyward: a member was lost during this read, now refused for a minute; ask for less",
+    );
+    /// A Txn that members before etcd 3.7 apply differently (etcd-io/etcd#18667).
+    pub const SPLITTING_TXN: Self = refusal(
+        RefusalReason::Malformed,
+        Code::FailedPrecondition,
+        "keyward: a txn that writes and reads at a revision can split members before etcd 3.7",
     );
     /// Keyward is draining.
     pub const SHUTTING_DOWN: Self =
@@ -250,6 +268,13 @@ impl Refusal {
         Self::with_text(RefusalReason::Limit, Code::ResourceExhausted, message)
     }
 
+    /// A request that ends members of etcd, for which etcd has no words.
+    #[must_use]
+    pub fn fatal(what: &str) -> Self {
+        let message = format!("keyward: refused, because members of etcd end over it: {what}");
+        Self::with_text(RefusalReason::Malformed, Code::InvalidArgument, message)
+    }
+
     /// A call addressed to a member unknown to the cluster.
     #[must_use]
     pub fn unknown_member(name: &str) -> Self {
@@ -330,6 +355,10 @@ impl Refusal {
     }
 }
 
+const fn malformed(message: &'static str) -> Refusal {
+    refusal(RefusalReason::Malformed, Code::InvalidArgument, message)
+}
+
 const fn refusal(reason: RefusalReason, code: Code, message: &'static str) -> Refusal {
     Refusal { code, message: Cow::Borrowed(message), reason }
 }
@@ -354,6 +383,7 @@ pub enum RefusalReason {
     Unknown,
     Audit,
     Defragmentation,
+    Suspect,
     Draining,
     Internal,
     Member,
@@ -361,7 +391,7 @@ pub enum RefusalReason {
 
 impl RefusalReason {
     /// The names of all reasons, in the order of the variants.
-    pub const NAMES: [&str; 19] = [
+    pub const NAMES: [&str; 20] = [
         "token",
         "no_identity",
         "password",
@@ -378,6 +408,7 @@ impl RefusalReason {
         "unknown",
         "audit",
         "defragmentation",
+        "suspect",
         "draining",
         "internal",
         "member",

@@ -146,6 +146,11 @@ impl RestFace {
         form: JsonGateway,
     ) -> Response<AnswerBody> {
         let (head, body) = request.into_parts();
+        if let ClientBody::Http1(_, connection) = &body
+            && method.is_lasting()
+        {
+            connection.end_with_client();
+        }
         let headers = match grpc_headers(&head.headers) {
             Ok(_) if is_encoded(&head.headers) => Err(encoded_body()),
             made => made,

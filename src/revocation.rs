@@ -393,6 +393,7 @@ mod tests {
             outages: Arc::default(),
             hints: HintSender::channel().0,
             auth: Arc::new(SharedAuthSetting::default()),
+            alarms: Arc::default(),
         };
         OwnKeysUpstream { members, channels, credentials }
     }

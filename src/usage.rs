@@ -13,3 +13,4 @@ pub mod limiter;
 pub mod refusal_pace;
 pub mod register;
 pub mod shedding;
+pub mod suspect_reads;

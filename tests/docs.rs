@@ -321,6 +321,7 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
     let code = code.replace("( ", "(");
     let mut made = after(&code, "findings.error(");
     made.extend(after(&code, "findings.warning("));
+    made.extend(after(&code, "findings.note("));
     made.extend(after(&code, "findings.add(severity,"));
     assert!(made.contains("db_quota") && made.contains("no_compaction") && made.len() > 20, "{made:?}");
     let guide = read("docs/doctor.md");

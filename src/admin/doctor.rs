@@ -61,6 +61,8 @@ pub enum Severity {
     Error,
     /// A function will fail upon a further event.
     Warning,
+    /// Nothing fails through Keyward. Says what others than Keyward's clients are open to.
+    Note,
 }
 
 /// Inputs of an examination.
@@ -168,6 +170,7 @@ impl fmt::Display for Severity {
         f.write_str(match self {
             Self::Error => "error",
             Self::Warning => "warning",
+            Self::Note => "note",
         })
     }
 }
@@ -175,17 +178,23 @@ impl fmt::Display for Severity {
 /// Formats the report for a terminal.
 impl fmt::Display for DoctorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Finding { severity, check, about, what, fix } in &self.findings {
-            let (about, what, fix) = (plain(about), plain(what), plain(fix));
-            writeln!(f, "{severity} [{check}] {about}: {what}\n    fix: {fix}")?;
-        }
+        let (notes, findings): (Vec<_>, Vec<_>) =
+            self.findings.iter().partition(|finding| finding.severity == Severity::Note);
+        findings.iter().try_for_each(|finding| write_finding(f, finding))?;
         for unseen in &self.unseen {
             writeln!(f, "not looked at: {}", plain(unseen))?;
         }
-        match (self.findings.len(), self.unseen.len()) {
-            (0, 0) => writeln!(f, "nothing found"),
-            (0, _) => writeln!(f, "nothing found in what could be looked at"),
-            _ => Ok(()),
+        match (findings.len(), self.unseen.len()) {
+            (0, 0) => writeln!(f, "nothing found")?,
+            (0, _) => writeln!(f, "nothing found in what could be looked at")?,
+            _ => {}
         }
+        notes.iter().try_for_each(|finding| write_finding(f, finding))
     }
+}
+
+fn write_finding(f: &mut fmt::Formatter<'_>, finding: &Finding) -> fmt::Result {
+    let Finding { severity, check, about, what, fix } = finding;
+    let (about, what, fix) = (plain(about), plain(what), plain(fix));
+    writeln!(f, "{severity} [{check}] {about}: {what}\n    fix: {fix}")
 }

@@ -83,7 +83,7 @@ impl ConfigReport {
 
     fn of(valid: bool, report: DoctorReport) -> Self {
         let verdict = match report.worst() {
-            None => ConfigVerdict::Fine,
+            None | Some(Severity::Note) => ConfigVerdict::Fine,
             Some(Severity::Warning) => ConfigVerdict::Warnings,
             Some(Severity::Error) => ConfigVerdict::Errors,
         };

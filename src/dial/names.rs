@@ -15,7 +15,7 @@ use hickory_resolver::config::{
     ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
 };
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
-use hickory_resolver::proto::rr::RData;
+use hickory_resolver::proto::rr::{Name, RData};
 
 use crate::config::{Endpoint, Scheme};
 
@@ -109,7 +109,7 @@ impl NameResolver {
                     Ok(NameAnswer { all: found.map(|address| address.ip()).collect(), good_for: None })
                 }
                 Self::Servers(servers) => {
-                    let looked = servers.lookup_ip(format!("{host}.")).await.map_err(failed)?;
+                    let looked = servers.lookup_ip(whole_name(host)?).await.map_err(failed)?;
                     let good_for = least(looked.as_lookup().answers().iter().map(|record| record.ttl));
                     Ok(NameAnswer { all: looked.iter().collect(), good_for })
                 }
@@ -153,6 +153,19 @@ impl NameResolver {
         };
         limited(asked).await
     }
+}
+
+/// The name of a host as a name server knows it, without a search list. Unlike names that people register, a
+/// label may have an underscore, as those of Docker Compose have.
+fn whole_name(host: &str) -> Result<Name, NameError> {
+    let mut name = if host.is_ascii() {
+        let labels = host.strip_suffix('.').unwrap_or(host).split('.');
+        Name::from_labels(labels.map(str::as_bytes)).map_err(failed)?
+    } else {
+        Name::from_utf8(host).map_err(failed)?
+    };
+    name.set_fqdn(true);
+    Ok(name)
 }
 
 /// The endpoint named by a record; `None` for the root name, which means that the service does not exist.
@@ -212,6 +225,22 @@ mod tests {
         );
         assert_eq!(url(Scheme::Http, ".", 2379), None);
         assert_eq!(url(Scheme::Http, "m1.example.com.", 0), None);
+    }
+
+    /// Every name that the configuration takes is asked for.
+    #[test]
+    fn names_with_underscores_and_with_a_dot_at_their_end_are_names() {
+        let name = |host: &str| whole_name(host).map(|name| name.to_ascii());
+        for host in
+            ["etcd-1", "etcd_1", "project_etcd_1.project_default", "_etcd", "a_", "etcd-1.example.com"]
+        {
+            assert_eq!(name(host).unwrap(), format!("{host}."));
+        }
+        assert_eq!(name("etcd-1.example.com.").unwrap(), "etcd-1.example.com.");
+        assert!(name("b\u{fc}ro.example").unwrap().starts_with("xn--"));
+        for host in ["", ".", "a..b", &"a".repeat(64)] {
+            assert!(name(host).is_err(), "{host}");
+        }
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@
 //! body. Must not know: the content of a body, how a made body is made. Invariant: bytes not taken by the
 //! reader stay with the client, by HTTP/2's flow control or in HTTP/1's socket.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::error::Error as _;
 use std::io;
 use std::pin::Pin;
@@ -77,20 +77,37 @@ impl<T: AsyncRead + AsyncWrite + Unpin> UpgradedStream for T {}
 /// read behind the request.
 pub type UpgradeHandler = Box<dyn FnOnce(Box<dyn UpgradedStream>, Bytes) -> LocalBoxFuture<'static, ()>>;
 
-/// The place for the handler of an upgraded HTTP/1 connection. The handler of a request puts its handler here
-/// before it answers 101.
+/// The place for the handler of an upgraded HTTP/1 connection, and the bond of a request to its client. The
+/// handler of a request puts its handler here before it answers 101.
 #[derive(Default)]
-pub struct UpgradeSlot(RefCell<Option<UpgradeHandler>>);
+pub struct UpgradeSlot {
+    handler: RefCell<Option<UpgradeHandler>>,
+    ends_with_client: Cell<bool>,
+}
 
 impl UpgradeSlot {
     /// Sets the handler.
     pub fn set(&self, handler: UpgradeHandler) {
-        self.0.replace(Some(handler));
+        self.handler.replace(Some(handler));
+    }
+
+    /// The request is of no use without its client: a stream, or a call that waits for others.
+    pub fn end_with_client(&self) {
+        self.ends_with_client.set(true);
     }
 
     /// Takes the handler, if one was set.
     pub(super) fn take(&self) -> Option<UpgradeHandler> {
-        self.0.take()
+        self.handler.take()
+    }
+
+    /// Begins the next request.
+    pub(super) fn reset(&self) {
+        self.ends_with_client.set(false);
+    }
+
+    pub(super) fn ends_with_client(&self) -> bool {
+        self.ends_with_client.get()
     }
 }
 

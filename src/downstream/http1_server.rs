@@ -5,7 +5,8 @@
 //! end.
 //! Invariants: hyper refuses a request whose length is ambiguous (RFC 9112, section 6.3). A connection
 //! whose response breaks off is closed without the response's end, so that the client sees the break. A
-//! request's head arrives within [`HEAD_TIME`].
+//! request's head arrives within [`HEAD_TIME`]. A client that closes its side behind its request gets its
+//! answer, if that comes within [`ANSWER_TIME`]; a request that lasts for as long as its client ends with it.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -24,14 +25,18 @@ use hyper::server::conn::http1::{Builder, Connection};
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Sleep, sleep};
 
 use crate::downstream::client_body::{AnswerBroken, ClientBody, UpgradeSlot};
 use crate::downstream::served_streams::ServedStreams;
 use crate::downstream::socket_progress::SocketProgress;
+use crate::downstream::watched_end::{SeenBehind, WatchedEnd};
 
 /// Time for the head of a request to arrive, and for an idle connection to send its next request: the time of
 /// etcd's servers for a head.
 const HEAD_TIME: Duration = Duration::from_secs(300);
+/// Time for the answer to a client that sends nothing more, and may be gone: that of a call.
+const ANSWER_TIME: Duration = Duration::from_secs(7);
 /// The least buffer that hyper accepts for the bytes of a connection.
 const LEAST_BUFFER: usize = 8 * 1024;
 
@@ -44,16 +49,19 @@ where
     upgrade: Rc<UpgradeSlot>,
     streams: Rc<ServedStreams>,
     is_leaving: bool,
+    io: WatchedEnd<T>,
+    /// Runs once the client sends nothing more.
+    answer_time: Option<Pin<Box<Sleep>>>,
 }
 
 enum Http1State<T, B>
 where
     B: Body<Data = Bytes, Error = AnswerBroken> + 'static,
 {
-    Serving(Box<Connection<TokioIo<T>, AnswerService<B>>>),
+    Serving(Box<Connection<TokioIo<WatchedEnd<T>>, AnswerService<B>>>),
     /// Another protocol has taken over; the connection counts as one stream.
     Upgraded(LocalBoxFuture<'static, ()>),
-    Closing(T),
+    Closing(WatchedEnd<T>),
     Closed,
 }
 
@@ -75,6 +83,7 @@ impl<B> Service<Request<Incoming>> for AnswerService<B> {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         self.progress.note_request();
+        self.upgrade.reset();
         let upgrade = Rc::clone(&self.upgrade);
         let request = request.map(|body| ClientBody::Http1(Box::new(body), upgrade));
         (self.answer)(request).map(Ok)
@@ -98,18 +107,22 @@ where
         let upgrade = Rc::<UpgradeSlot>::default();
         let service = AnswerService { answer, upgrade: Rc::clone(&upgrade), progress: Rc::clone(progress) };
         let buffer = usize::try_from(head_size).unwrap_or(usize::MAX).max(LEAST_BUFFER);
+        let io = WatchedEnd::new(io);
         let connection = Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIME)
             .max_buf_size(buffer)
             // As Go writes names: scripts search for `Content-Type:`.
             .title_case_headers(true)
-            .serve_connection(TokioIo::new(io), service);
+            .half_close(true)
+            .serve_connection(TokioIo::new(io.clone()), service);
         Self {
             state: Http1State::Serving(Box::new(connection)),
             upgrade,
             streams: Rc::clone(streams),
             is_leaving: false,
+            io,
+            answer_time: None,
         }
     }
 
@@ -124,12 +137,14 @@ where
         }
         loop {
             match &mut self.state {
-                Http1State::Serving(connection) => {
-                    if let Err(error) = ready!(connection.poll_without_shutdown(cx)) {
+                Http1State::Serving(connection) => match connection.poll_without_shutdown(cx) {
+                    Poll::Pending => ready!(self.poll_client_gone(cx)),
+                    Poll::Ready(Ok(())) => self.take_over(),
+                    Poll::Ready(Err(error)) => {
                         tracing::debug!(%error, "an HTTP/1 connection ended");
+                        self.take_over();
                     }
-                    self.take_over();
-                }
+                },
                 Http1State::Upgraded(handler) => {
                     ready!(handler.as_mut().poll(cx));
                     self.state = Http1State::Closed;
@@ -142,6 +157,28 @@ where
                 Http1State::Closed => return Poll::Ready(()),
             }
         }
+    }
+
+    /// Looks behind the request that is being answered. Ready once the connection must be looked at again:
+    /// after the client's end, which closes a connection between two requests, and after the time for the
+    /// answer, with which the connection is closed.
+    fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.answer_time.is_none() {
+            // hyper may have waited for these bytes, or reads them after this request.
+            if ready!(self.io.poll_behind(cx)) == SeenBehind::Bytes {
+                return Poll::Ready(());
+            }
+            let time = if self.upgrade.ends_with_client() { Duration::ZERO } else { ANSWER_TIME };
+            self.answer_time = Some(Box::pin(sleep(time)));
+            // hyper closes an idle connection when it reads the end.
+            return Poll::Ready(());
+        }
+        if let Some(time) = &mut self.answer_time {
+            ready!(time.as_mut().poll(cx));
+            tracing::debug!("an HTTP/1 client is gone");
+            self.state = Http1State::Closed;
+        }
+        Poll::Ready(())
     }
 
     /// Gives the connection to the handler that took it over; without a handler the connection closes.

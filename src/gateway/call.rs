@@ -36,6 +36,9 @@ pub struct CallSnapshot {
     pub identities: Arc<Identities>,
 }
 
+/// The part of a connection's streams that streams and waiting calls leave to other calls: one in so many.
+const KEPT_FOR_CALLS: u32 = 8;
+
 /// One RPC of a client.
 pub struct Call<'a> {
     /// The shared state of this shard.
@@ -103,6 +106,9 @@ impl<'a> Call<'a> {
         if !self.memory.get_mut().charge(REQUEST + header_bytes(self.headers)) {
             return Err(Refusal::TOO_MANY_REQUESTS);
         }
+        if self.is_beyond_streams() {
+            return Err(Refusal::TOO_MANY_REQUESTS);
+        }
         if self.method.handler == Handler::PassThrough
             && let Some(refusal) = malformed(self.path)
         {
@@ -110,6 +116,21 @@ impl<'a> Call<'a> {
         }
         self.deadline = Deadline::of(self.headers)?.map(|left| self.record.started + left);
         Ok(())
+    }
+
+    /// True if the connection has too many open streams for this call. An eighth of the limit is kept for
+    /// calls that end by themselves.
+    fn is_beyond_streams(&self) -> bool {
+        let limit = self.snapshot.borrow().config.limits.streams_per_connection;
+        let room = if self.method.is_lasting() { limit - limit / KEPT_FOR_CALLS } else { limit };
+        let open = self.client.activity().open_streams();
+        u32::try_from(open).unwrap_or(u32::MAX) > room
+    }
+
+    /// True if the client wants a refusal where there is no leader, rather than to wait.
+    #[must_use]
+    pub fn wants_leader(&self) -> bool {
+        self.headers.get("hasleader").is_some_and(|value| value == "true")
     }
 
     /// The request's body, with a memory account beside the header's.

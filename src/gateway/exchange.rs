@@ -4,11 +4,13 @@
 //! TLS.
 //! Invariants: a call with a possible effect on the store is sent again only if the answer, or the failure to
 //! send, proves the call was not applied; each call renews its credential once per member, and a second
-//! refusal goes to the client, except that an outdated auth revision is retried several times; no retry
-//! happens after a byte of the reply went downstream; every attempt ends after [`PATIENCE`] or before.
+//! refusal goes to the client, except that an outdated auth revision is retried several times; a read whose
+//! reply was lost with the connection is repeated once at most, and a large one never; no retry happens after
+//! a byte of the reply went downstream; every attempt ends after [`PATIENCE`] or before.
 
 mod attempts;
 mod hedge;
+mod lost_read;
 mod member_slot;
 mod tracked_slot;
 
@@ -42,7 +44,7 @@ use crate::rpc::outcome::{
     is_trouble, translate, verdict,
 };
 use crate::rpc::quorum::QuorumNeed;
-use crate::upstream::answer::{HELD, MemberReply};
+use crate::upstream::answer::{HELD, LostReply, MemberReply, ReplyRemainder};
 use crate::upstream::ejection::{InFlightCall, LatencySampling};
 use crate::upstream::own_requests::ReadError;
 use crate::upstream::send::{NoReply, UpstreamHead, UpstreamUser, is_different_cluster, upstream_headers};
@@ -140,7 +142,8 @@ impl Exchange<'_> {
                     NextStep::AfterPause => {}
                 }
             }
-            if Instant::now() + progress.pause > progress.patience {
+            let is_without_leader = lock_wait.is_none() && self.is_told_of_no_leader(&progress);
+            if is_without_leader || Instant::now() + progress.pause > progress.patience {
                 return progress.end();
             }
             gateway.upstream.pause_or_change(progress.pause).await;
@@ -168,6 +171,13 @@ impl Exchange<'_> {
                 return NextStep::After(progress.after_healing(member));
             }
             Attempt::Again(answer, refusal) => progress.last = (answer, refusal),
+            Attempt::ReadLost => {
+                progress.last = (None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST);
+                if let Err(refusal) = self.repeats_lost_read(progress, member) {
+                    return NextStep::Answer(Err(refusal));
+                }
+                progress.lost = true;
+            }
             Attempt::NotAuthenticated(refusal) => {
                 progress.last = (None, refusal);
                 cause = self.retry_cause();
@@ -322,7 +332,7 @@ impl Exchange<'_> {
                 Attempt::NotAuthenticated(Refusal::NOTHING_SENT)
             }
             NoReply::NoRoom => Attempt::Refused(Refusal::TOO_MANY_REQUESTS),
-            NoReply::Lost(reason) => {
+            NoReply::Lost(LostReply { reason, with_connection }) => {
                 tracing::debug!(member = %member.id, %reason, "the reply was lost");
                 if let Some(in_flight) = in_flight {
                     in_flight.failed();
@@ -331,10 +341,14 @@ impl Exchange<'_> {
                 if let Some(lock_wait) = lock_wait {
                     lock_wait.lost();
                 }
-                if self.effect == Effect::ReadOnly || lock_wait.is_some() {
-                    return Attempt::Again(None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST);
+                match self.effect {
+                    _ if lock_wait.is_some() => {
+                        Attempt::Again(None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
+                    }
+                    Effect::ReadOnly if with_connection => Attempt::ReadLost,
+                    Effect::ReadOnly => Attempt::Again(None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
+                    _ => Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
                 }
-                Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
             }
         }
     }
@@ -450,6 +464,9 @@ impl Exchange<'_> {
             }
             self.extended(shown, now);
             self.note(&mut answer, member);
+            if matches!(answer.rest, ReplyRemainder::More(_)) {
+                answer.on_loss = self.on_loss_of_heavy(member);
+            }
             return Attempt::Answered(answer);
         };
         match in_flight {
@@ -459,6 +476,7 @@ impl Exchange<'_> {
             }
             None => {}
         }
+        self.call.gateway.upstream.members.alarms.note(&status, now);
         if is_trouble(&status) {
             // The leader may be lost or replaced: request a probe.
             self.call.gateway.upstream.members.hints.send(MembershipHint::NotLeader(member.id));

@@ -51,17 +51,20 @@ impl Drop for OpenHealthWatch {
 /// # Errors
 /// The request names a service, or cannot be read.
 pub async fn check(call: &Call<'_>, body: RequestBody) -> Result<PipelineResult, Refusal> {
-    asked(body).await?;
-    Ok(PipelineResult::Ours(answer(now(call.gateway))))
+    match asked(body).await?.0 {
+        AskedService::WholeServer => Ok(PipelineResult::Ours(answer(now(call.gateway)))),
+        AskedService::Unknown => Err(Refusal::UNKNOWN_HEALTH_SERVICE),
+    }
 }
 
-/// Answers Watch with the current status and every change.
+/// Answers Watch with the current status and every change. The status of a service, of which Keyward has
+/// none, is that it is unknown, and the stream stays open, as the protocol of health checks wants.
 ///
 /// # Errors
-/// As [`check`], or a limit on open health watches or memory is reached.
+/// The request cannot be read, or a limit on open health watches or memory is reached.
 pub async fn watch(call: &Call<'_>, body: RequestBody) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
-    let mut held = asked(body).await?;
+    let (service, mut held) = asked(body).await?;
     let open = OpenHealthWatch::on(client).ok_or(Refusal::TOO_MANY_REQUESTS)?;
     if !held.charge(REQUEST + OPEN) {
         return Err(Refusal::TOO_MANY_REQUESTS);
@@ -74,7 +77,10 @@ pub async fn watch(call: &Call<'_>, body: RequestBody) -> Result<PipelineResult,
         let mut told = None;
         let _until_then = (open, held);
         loop {
-            let status = now(&watched);
+            let status = match service {
+                AskedService::WholeServer => now(&watched),
+                AskedService::Unknown => ServingStatus::ServiceUnknown,
+            };
             if told != Some(status) {
                 told = Some(status);
                 if replies.say(answer(status)).await.is_err() {
@@ -92,13 +98,20 @@ pub async fn watch(call: &Call<'_>, body: RequestBody) -> Result<PipelineResult,
     Ok(PipelineResult::Stream(said.with_work("health watch", Box::pin(run))))
 }
 
-/// Reads the request, which must ask about the whole server. Returns an empty guard of the request's memory
-/// account.
-async fn asked(body: RequestBody) -> Result<RequestMemoryCharge, Refusal> {
+/// The subject of a health check.
+#[derive(Clone, Copy)]
+enum AskedService {
+    WholeServer,
+    Unknown,
+}
+
+/// Reads the request. Also returns an empty guard of the request's memory account.
+async fn asked(body: RequestBody) -> Result<(AskedService, RequestMemoryCharge), Refusal> {
     let (framed, held) = collect_of_anybody(body).await?;
     let message = frame::unary(&framed).map_err(|fault| fault.refusal(None))?;
     let asked = HealthCheckRequest::decode(message).map_err(|_| Refusal::not_canonical("not a message"))?;
-    if asked.service.is_empty() { Ok(held.sibling()) } else { Err(Refusal::UNKNOWN_HEALTH_SERVICE) }
+    let service = if asked.service.is_empty() { AskedService::WholeServer } else { AskedService::Unknown };
+    Ok((service, held.sibling()))
 }
 
 fn now(gateway: &Gateway) -> ServingStatus {

@@ -25,8 +25,8 @@ use crate::gateway::reply::{self, DownstreamResponse};
 use crate::gateway::rewritten_answer::{AnswerRewrite, rewritten};
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::{
-    ClientConnection, Gateway, audited_request, blocking_calls, defragment, forward, health, pass_through,
-    streams, usage_limits, vulnerable_members,
+    ClientConnection, Gateway, audited_request, blocking_calls, defragment, fatal_requests, forward, health,
+    pass_through, streams, usage_limits, vulnerable_members,
 };
 use crate::refusal::Refusal;
 use crate::rpc::call::is_grpc;
@@ -111,6 +111,7 @@ async fn handled(
         _ => {}
     }
     let request = UnaryRequest::collect(call, caller, body).await?;
+    fatal_requests::refuse(call, &request)?;
     if let Some(probe) = vulnerable_members::probe(call, &request) {
         probe.await?;
     }

@@ -18,7 +18,7 @@ use crate::downstream::client_body::{AnswerBroken, ReplyBody};
 use crate::downstream::client_replies::ReplyReceiver;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::active_streams::Registration;
-use crate::gateway::reply_contents::{ReplyContents, ReplyPiece, ReplyRest};
+use crate::gateway::reply_contents::{BrokenEnd, ReplyContents, ReplyPiece, ReplyRest};
 use crate::gateway::unread_answers::{RegisteredAnswer, UnreadRoom};
 use crate::refusal::{Code, GRPC_STATUS, Refusal, Status};
 use crate::upstream::answer::{self, MemberReply};
@@ -92,7 +92,9 @@ pub fn deliver(
     let rest = match answer.rest {
         _ if only_headers => ReplyRest::Nothing,
         answer::ReplyRemainder::Whole(trailers) => ReplyRest::Trailers(trailers),
-        answer::ReplyRemainder::More(body) => ReplyRest::Piped(body, broken, registration),
+        answer::ReplyRemainder::More(body) => {
+            ReplyRest::Piped(body, BrokenEnd { refusal: broken, on_loss: answer.on_loss }, registration)
+        }
     };
     let contents = ReplyContents::new(answer.data, rest, Some((answer.in_flight, in_use)));
     let holding = match room {

@@ -17,6 +17,7 @@ use crate::downstream::client_replies::{ClientReply, ReplyReceiver, TakenGuard};
 use crate::gateway::active_streams::Registration;
 use crate::io::http2_body::Http2Body;
 use crate::refusal::{Refusal, Status};
+use crate::upstream::answer::OnLoss;
 use crate::upstream::member_connection::InFlight;
 
 /// The contents after the held data.
@@ -25,12 +26,19 @@ pub(super) enum ReplyRest {
     Nothing,
     /// Trailers.
     Trailers(HeaderMap),
-    /// A member's body, relayed for as long as the caller may go on. The refusal replaces a broken end.
-    Piped(Http2Body, Refusal, Registration),
+    /// A member's body, relayed for as long as the caller may go on.
+    Piped(Http2Body, BrokenEnd, Registration),
     /// A stream made by Keyward; a sender dropped without an end counts as an early end, answered with the
     /// refusal. The last field is the accounting of the message taken last by HTTP/2; HTTP/2 asks for the
     /// next message after sending most of the previous message.
     Ours(ReplyReceiver, Refusal, TakenGuard),
+}
+
+/// The replacement for the end of a member's body that breaks off.
+pub(super) struct BrokenEnd {
+    pub(super) refusal: Refusal,
+    /// For a body that breaks off with the connection; `refusal` without.
+    pub(super) on_loss: Option<OnLoss>,
 }
 
 /// The remaining contents of a reply.
@@ -108,17 +116,18 @@ impl ReplyContents {
                         // Trailers without a status are no honest end either.
                         let told =
                             frame.into_trailers().ok().filter(|told| Status::from_headers(told).is_some());
-                        let trailers = told.unwrap_or_else(|| broken.trailers());
+                        let trailers = told.unwrap_or_else(|| broken.refusal.trailers());
                         self.end(trailers)
                     }
                 },
                 Some(Err(error)) => {
                     tracing::debug!(%error, "a member's stream broke");
-                    let trailers = broken.trailers();
+                    let on_loss = broken.on_loss.take().filter(|_| !error.is_reset());
+                    let trailers = on_loss.map_or(broken.refusal.trailers(), |on_loss| on_loss().trailers());
                     self.end(trailers)
                 }
                 None => {
-                    let trailers = broken.trailers();
+                    let trailers = broken.refusal.trailers();
                     self.end(trailers)
                 }
             },

@@ -214,8 +214,7 @@ fn limits(
     let ends = deadline.into_iter().chain(proof_end).min_by_key(|(at, _)| *at);
     // Few streams have a time limit.
     let mut late = ends.map(|(at, refusal)| sleep_until(at).map(|()| refusal).boxed_local());
-    let wants_leader = call.headers.get("hasleader").is_some_and(|value| value == "true");
-    let patience = StreamPatience::new(call.snapshot().config.cluster.outage, wants_leader);
+    let patience = StreamPatience::new(call.snapshot().config.cluster.outage, call.wants_leader());
     let upstream = Rc::clone(&call.gateway.upstream);
     let mut drain = call.client.drain.clone();
     // The variables are used where they are captured: moved, they would be stored twice.

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use prost::Message as _;
+use tokio::time::Instant;
 
 use crate::gateway::call::Call;
 use crate::gateway::unary_request::UnaryRequest;
@@ -19,7 +20,7 @@ use crate::members::open_holes::OpenHoles;
 use crate::pb::etcdserverpb::LeaseTimeToLiveRequest;
 use crate::pb::v3electionpb::ProclaimRequest;
 use crate::refusal::{Code, Refusal, Status};
-use crate::rpc::body_shape::lock_lease;
+use crate::rpc::body_shape::{lock_lease, user_name};
 use crate::rpc::method::{Class, Effect, Method};
 use crate::rpc::schema::MessageId;
 use crate::rpc::txn_permissions::{KeyAccess, UncheckedTxnParts, unchecked_parts};
@@ -37,6 +38,10 @@ enum RequiredPermission {
     LeaseKeys(i64),
     /// Permission to read every key attached to any lease.
     AllLeases,
+    /// The role root, while an alarm is raised.
+    RootUnderAlarm,
+    /// All permissions that the request needs for keys, while an alarm is raised.
+    KeysUnderAlarm,
 }
 
 /// The question to etcd before the call, if a member would serve the call without a check: succeeds if the
@@ -48,11 +53,23 @@ pub fn probe<'a>(
 ) -> Option<LocalBoxFuture<'a, Result<(), Refusal>>> {
     let holes = call.snapshot().members.holes;
     let upstream = &call.gateway.upstream;
-    if !holes.needs_probe() || upstream.members.auth.now() == AuthSetting::Off {
+    let may_be_open = holes.needs_probe() || holes.unchecked_under_alarm;
+    if !may_be_open || upstream.members.auth.now() == AuthSetting::Off {
         return None;
     }
     let is_nobody = matches!(request.caller.upstream_user, UpstreamUser::Nobody);
-    let required = match required_permission(call.method, request.effect, request.message(), holes) {
+    let under_alarm = required_under_alarm(call.method, request.effect)
+        .filter(|_| !asks_for_itself(call.method, request))
+        .filter(|_| holes.unchecked_under_alarm)
+        .filter(|_| {
+            call.snapshot().members.may_have_alarm() || upstream.members.alarms.is_recent(Instant::now())
+        });
+    let is_under_alarm = under_alarm.is_some();
+    let required = match under_alarm {
+        Some(required) => Ok(Some(required)),
+        None => required_permission(call.method, request.effect, request.message(), holes),
+    };
+    let required = match required {
         Ok(required) => required?,
         Err(refusal) => {
             let refusal = call.count_not_canonical(refusal);
@@ -60,7 +77,7 @@ pub fn probe<'a>(
         }
     };
     // `require_identity = "as-etcd"`: etcd serves such a caller all methods but those for keys.
-    if is_nobody && call.method.body != MessageId::TxnRequest {
+    if is_nobody && !is_under_alarm && call.method.body != MessageId::TxnRequest {
         return None;
     }
     let probe = PermissionProbe { upstream: Rc::clone(upstream), user: request.caller.upstream_user.clone() };
@@ -71,6 +88,8 @@ pub fn probe<'a>(
                 probe.has(parts.permissions, &parts.leases, KeyAccess::Write).await
             }
             RequiredPermission::AllLeases => probe.may_list_leases().await,
+            RequiredPermission::RootUnderAlarm => probe.is_root_under_alarm().await,
+            RequiredPermission::KeysUnderAlarm => probe.has_roles_for(call.method, request.message()).await,
             RequiredPermission::LeaseKeys(lease) => probe.has(Vec::new(), &[lease], KeyAccess::Read).await,
         };
         answered.map_err(|refusal| in_the_methods_form(call.method, refusal)).inspect_err(|refusal| {
@@ -86,6 +105,13 @@ pub fn probe<'a>(
     Some(proved.boxed_local())
 }
 
+/// True for a question about the caller's own user, which etcd answers to every user.
+fn asks_for_itself(method: &Method, request: &UnaryRequest) -> bool {
+    let UpstreamUser::User(identity) = &request.caller.upstream_user else { return false };
+    method.body == MessageId::AuthUserGetRequest
+        && user_name(request.message()) == Some(identity.user().as_str())
+}
+
 /// The refusal in the form of a patched etcd: the Lock and Election services send a denial with code
 /// Unknown.
 fn in_the_methods_form(method: &Method, refusal: Refusal) -> Refusal {
@@ -93,6 +119,27 @@ fn in_the_methods_form(method: &Method, refusal: Refusal) -> Refusal {
         return Refusal::told(&Status { code: Code::Unknown, ..refusal.status() });
     }
     refusal
+}
+
+/// The permission required for a call that members before etcd 3.6 apply without a check while an alarm is
+/// raised. A Put is refused by the members then, and reads are answered outside of the apply. Deletions and
+/// revocations, which free room, are judged by the caller's own roles.
+fn required_under_alarm(method: &Method, effect: Effect) -> Option<RequiredPermission> {
+    match method.body {
+        _ if effect == Effect::ReadOnly && method.class != Class::Auth => None,
+        MessageId::TxnRequest
+        | MessageId::DeleteRangeRequest
+        | MessageId::LeaseRevokeRequest
+        | MessageId::UnlockRequest
+        | MessageId::ResignRequest => Some(RequiredPermission::KeysUnderAlarm),
+        MessageId::CompactionRequest
+        | MessageId::MoveLeaderRequest
+        | MessageId::DowngradeRequest
+        | MessageId::AlarmRequest => Some(RequiredPermission::RootUnderAlarm),
+        MessageId::AuthStatusRequest | MessageId::AuthenticateRequest => None,
+        _ if method.class == Class::Auth => Some(RequiredPermission::RootUnderAlarm),
+        _ => None,
+    }
 }
 
 /// The permission required by a patched etcd and unchecked by a member with `holes`; `None` if every member
@@ -145,6 +192,7 @@ mod tests {
     use crate::pb::v3electionpb::LeaderKey;
     use crate::pb::v3lockpb::LockRequest;
     use crate::rpc::body_shape;
+    use crate::rpc::fatal_request::Weaknesses;
     use crate::rpc::method::{METHODS, lookup};
 
     const ALL: OpenHoles = OpenHoles {
@@ -152,6 +200,8 @@ mod tests {
         unchecked_txns: true,
         told_lease_keys: true,
         unchecked_watches: true,
+        unchecked_under_alarm: true,
+        weaknesses: Weaknesses { sort_options: true, split_txns: true },
     };
 
     fn required(path: &str, message: &[u8], holes: OpenHoles) -> Option<RequiredPermission> {

@@ -28,7 +28,9 @@ pub async fn hold_whole(
     }
     let waited = timeout(PATIENCE, call.client.unread.wait_beyond(need)).await;
     let room = waited.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS))?;
-    let read = answer.read_rest().await;
-    read.map_err(|_lost| Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)?;
+    if let Err(lost) = answer.read_rest().await {
+        let on_loss = answer.on_loss.take().filter(|_| lost.with_connection);
+        return Err(on_loss.map_or(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST, |on_loss| on_loss()));
+    }
     Ok(Some(room))
 }

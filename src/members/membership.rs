@@ -20,6 +20,7 @@ use tonic::transport::Channel;
 
 use crate::config::Endpoint;
 use crate::identity::{ClusterId, MemberId, Revision};
+use crate::members::alarm_sighting::AlarmSighting;
 use crate::members::fitness::member_load::MemberLoad;
 use crate::members::fitness::quarantine::{MaintenanceWindow, Suspicion};
 use crate::members::fitness::store_status::StoreStatus;
@@ -330,6 +331,16 @@ impl Membership {
 }
 
 impl Membership {
+    /// True if an alarm may be raised as far as the members tell: one tells an alarm in its Status, or one
+    /// that takes calls hides its Status.
+    #[must_use]
+    pub fn may_have_alarm(&self) -> bool {
+        self.members.iter().any(|member| match &member.store_status {
+            Some(status) => status.errors.iter().any(|error| error.contains("alarm:")),
+            None => member.is_ready(),
+        })
+    }
+
     /// The holes in etcd's access control open at any member in use.
     #[must_use]
     pub fn open_holes(&self) -> OpenHoles {
@@ -522,6 +533,8 @@ pub struct MembersHandle {
     pub hints: HintSender,
     /// The auth setting of the cluster.
     pub auth: Arc<SharedAuthSetting>,
+    /// The alarms that answers have shown.
+    pub alarms: Arc<AlarmSighting>,
 }
 
 impl MembersHandle {
@@ -534,8 +547,8 @@ impl MembersHandle {
         membership.outage = membership.outage.next(&membership.members, Instant::now());
         membership.holes = membership.open_holes();
         let snapshot = Arc::new(ArcSwap::from_pointee(membership));
-        let outages = Arc::default();
-        (Self { snapshot, changes, outages, hints, auth: Arc::default() }, changed, hinted)
+        let (outages, auth, alarms) = Default::default();
+        (Self { snapshot, changes, outages, hints, auth, alarms }, changed, hinted)
     }
 
     /// Stores the auth setting shown by an answer, for all shards at once, and asks the control task to
@@ -588,6 +601,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::config::Scheme;
+    use crate::rpc::fatal_request::Weaknesses;
 
     /// A voter with arbitrary values in all fields but id and readiness.
     pub(crate) fn member(id: u64, readiness: Readiness) -> Arc<Member> {
@@ -715,17 +729,26 @@ pub(crate) mod tests {
 
     #[test]
     fn one_vulnerable_member_is_enough() {
-        let patched = of_version("3.5.35", Readiness::Ready);
+        let patched = of_version("3.7.3", Readiness::Ready);
         assert_eq!(holes(vec![]), OpenHoles::default());
         assert_eq!(holes(vec![Arc::clone(&patched)]), OpenHoles::default());
         let all = holes(vec![Arc::clone(&patched), of_version("3.5.1", Readiness::Ready)]);
         assert!(all.unguarded_methods && all.unchecked_txns && all.told_lease_keys && all.unchecked_watches);
         let between = holes(vec![patched, of_version("3.5.29", Readiness::Ready)]);
-        let expected = OpenHoles { unchecked_txns: true, unchecked_watches: true, ..OpenHoles::default() };
+        let weaknesses = Weaknesses { sort_options: true, split_txns: true };
+        let expected = OpenHoles {
+            unchecked_txns: true,
+            unchecked_watches: true,
+            unchecked_under_alarm: true,
+            weaknesses,
+            ..OpenHoles::default()
+        };
         assert_eq!(between, expected);
         assert!(between.needs_probe());
         let watches = holes(vec![of_version("3.5.30", Readiness::Ready)]);
         assert!(watches.unchecked_watches && !watches.needs_probe());
+        let split = Weaknesses { split_txns: true, ..Weaknesses::default() };
+        assert_eq!(holes(vec![of_version("3.6.16", Readiness::Ready)]).weaknesses, split);
     }
 
     #[test]

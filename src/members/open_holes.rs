@@ -1,12 +1,14 @@
-//! The published holes in etcd's access control that are open at the members in use.
+//! The published holes of etcd that are open at the members in use: in its access control, and requests that
+//! end or split members.
 //!
 //! Owns: the holes. Must not know: members, how a hole is closed
-//! (`upstream::permission_probe`, `gateway::vulnerable_members`, `watch::hub`).
+//! (`upstream::permission_probe`, `gateway::vulnerable_members`, `gateway::fatal_requests`, `watch::hub`).
 //! Invariant: a member with an unknown version counts as vulnerable as soon as the member takes calls. Every
-//! hole is closed by asking etcd itself, so a needless question costs time and refuses no permitted call,
-//! with the exceptions of `docs/decisions.md#d57`.
+//! hole in the access control is closed by asking etcd itself, so a needless question costs time and refuses
+//! no permitted call, with the exceptions of `docs/decisions.md#d57`.
 
 use crate::members::version::VersionTraits;
+use crate::rpc::fatal_request::Weaknesses;
 
 /// The holes open at any member in use. The default is: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +23,11 @@ pub struct OpenHoles {
     /// A watch to the end of the keyspace is allowed by permission for its first key. See
     /// [`VersionTraits::checks_open_watches`].
     pub unchecked_watches: bool,
+    /// While an alarm is raised, writes and changes of users are applied without permission. See
+    /// [`VersionTraits::checks_under_alarm`].
+    pub unchecked_under_alarm: bool,
+    /// Requests that end or split members.
+    pub weaknesses: Weaknesses,
 }
 
 impl OpenHoles {
@@ -32,6 +39,11 @@ impl OpenHoles {
             unchecked_txns: all.unchecked_txns || here.unchecked_txns,
             told_lease_keys: all.told_lease_keys || here.told_lease_keys,
             unchecked_watches: all.unchecked_watches || here.unchecked_watches,
+            unchecked_under_alarm: all.unchecked_under_alarm || here.unchecked_under_alarm,
+            weaknesses: Weaknesses {
+                sort_options: all.weaknesses.sort_options || here.weaknesses.sort_options,
+                split_txns: all.weaknesses.split_txns || here.weaknesses.split_txns,
+            },
         })
     }
 
@@ -41,6 +53,11 @@ impl OpenHoles {
             unchecked_txns: !traits.checks_whole_txns,
             told_lease_keys: !traits.guards_lease_keys,
             unchecked_watches: !traits.checks_open_watches,
+            unchecked_under_alarm: !traits.checks_under_alarm,
+            weaknesses: Weaknesses {
+                sort_options: !traits.checks_sort_options,
+                split_txns: !traits.applies_txns_alike,
+            },
         }
     }
 

@@ -72,6 +72,15 @@ pub struct VersionTraits {
     /// True: a watch to the end of the keyspace (`range_end` of one zero byte) requires permission for the
     /// whole range (GHSA-xg4h-6gfc-h4m8). False: permission for the first key is enough.
     pub checks_open_watches: bool,
+    /// True: permissions are checked also while an alarm is raised. False: writes and changes of users are
+    /// applied without a check then.
+    pub checks_under_alarm: bool,
+    /// True: a Range with an unknown sort order or target is refused. False: the member panics over it.
+    pub checks_sort_options: bool,
+    /// True: every member evaluates the ranges of a Txn that writes. False: the answering member alone
+    /// evaluates the ranges at the Txn's top level; where one of them fails, the other members apply the Txn
+    /// and the answering member does not.
+    pub applies_txns_alike: bool,
 }
 
 /// For each known line, oldest first: the first patch release with a behaviour.
@@ -106,6 +115,12 @@ const CHECKS_WHOLE_TXNS: FirstPatches = [Some(44), Some(30), Some(11), Some(0)];
 const GUARDS_LEASE_KEYS: FirstPatches = [Some(26), Some(9), Some(0), Some(0)];
 /// GHSA-xg4h-6gfc-h4m8, never fixed in 3.4: `docs/etcd-facts.md#v12`.
 const CHECKS_OPEN_WATCHES: FirstPatches = [None, Some(33), Some(14), Some(1)];
+/// etcd-io/etcd#22386: `docs/etcd-facts.md#v28`.
+const CHECKS_UNDER_ALARM: FirstPatches = [None, None, Some(0), Some(0)];
+/// etcd-io/etcd#13554: `docs/etcd-facts.md#v26`.
+const CHECKS_SORT_OPTIONS: FirstPatches = [None, None, Some(0), Some(0)];
+/// etcd-io/etcd#18667: `docs/etcd-facts.md#v27`.
+const APPLIES_TXNS_ALIKE: FirstPatches = [None, None, None, Some(0)];
 
 impl Version {
     /// Parses `3.5.1`; a suffix as in `3.6.0-rc.3` or `3.5.1+git` is ignored.
@@ -159,6 +174,9 @@ impl Version {
             checks_whole_txns: self.has(CHECKS_WHOLE_TXNS),
             guards_lease_keys: self.has(GUARDS_LEASE_KEYS),
             checks_open_watches: self.has(CHECKS_OPEN_WATCHES),
+            checks_under_alarm: self.has(CHECKS_UNDER_ALARM),
+            checks_sort_options: self.has(CHECKS_SORT_OPTIONS),
+            applies_txns_alike: self.has(APPLIES_TXNS_ALIKE),
         }
     }
 
@@ -203,6 +221,9 @@ impl VersionTraits {
         checks_whole_txns: false,
         guards_lease_keys: false,
         checks_open_watches: false,
+        checks_under_alarm: false,
+        checks_sort_options: false,
+        applies_txns_alike: false,
     };
 }
 
@@ -242,7 +263,7 @@ mod tests {
     fn every_border_is_at_its_exact_patch() {
         type Has = fn(&VersionTraits) -> bool;
         type LastWithoutFirstWith = &'static [(&'static str, &'static str)];
-        let borders: [(&str, Has, LastWithoutFirstWith); 10] = [
+        let borders: [(&str, Has, LastWithoutFirstWith); 13] = [
             ("progress_ordered", |t| t.progress_ordered, &[("3.4.24", "3.4.25"), ("3.5.7", "3.5.8")]),
             ("progress_after_idle", |t| t.progress_after_idle, &[("3.4.30", "3.4.31"), ("3.5.12", "3.5.13")]),
             (
@@ -272,6 +293,9 @@ mod tests {
                 |t| t.checks_open_watches,
                 &[("3.5.32", "3.5.33"), ("3.6.13", "3.6.14"), ("3.7.0", "3.7.1")],
             ),
+            ("checks_under_alarm", |t| t.checks_under_alarm, &[("3.5.35", "3.6.0")]),
+            ("checks_sort_options", |t| t.checks_sort_options, &[("3.5.35", "3.6.0")]),
+            ("applies_txns_alike", |t| t.applies_txns_alike, &[("3.6.16", "3.7.0")]),
             ("true zero", |t| !t.keepalive_false_zero, &[("3.4.19", "3.4.20"), ("3.5.2", "3.5.3")]),
         ];
         for (name, has, pairs) in borders {

@@ -4,14 +4,18 @@
 //! Invariants: unchecked bodies may come here. For a body unreadable, or read differently by different
 //! decoders, every answer is the cautious answer: the call writes, and is not sent again.
 
-use super::canonical::MAX_TXN_DEPTH;
 use super::method::{Effect, Lane, Method};
+use super::range_cap;
 use super::scan::{WireFields, WireValue};
 use super::schema::MessageId;
+use super::txn_parts::{TxnPart, TxnParts};
 use crate::identity::MemberId;
 
 /// Largest limit of a Range not counted as bulk.
 const BULK_LIMIT: i64 = 1000;
+
+/// Largest limit of a Range not counted as heavy.
+const HEAVY_LIMIT: u32 = 1000;
 
 /// Properties of a Range needed for routing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +45,18 @@ pub fn range(body: &[u8]) -> RangeShape {
     // etcd takes a limit below 1 as no limit.
     let many = limit <= 0 || limit > BULK_LIMIT;
     RangeShape { serializable, bulk: has_end && many && lean == [false; 2] }
+}
+
+/// True if the answer to a read may be as large as the store, so that a member short of memory may end over
+/// it: a Range without a small limit, alone or at any depth of a Txn. A mere count is not; keys without
+/// values are, since etcd reads the values too.
+#[must_use]
+pub fn is_heavy(method: &Method, body: &[u8]) -> bool {
+    match method.body {
+        MessageId::RangeRequest => !range_cap::is_within(body, HEAVY_LIMIT),
+        MessageId::TxnRequest => !range_cap::txn_is_within(body, HEAVY_LIMIT),
+        _ => false,
+    }
 }
 
 /// True if the call is about a single key, so no client can make it slow.
@@ -76,27 +92,7 @@ pub fn effect(method: &Method, body: &[u8]) -> Effect {
 /// True if no branch of a TxnRequest, at any depth, puts or deletes.
 #[must_use]
 pub fn txn_is_read_only(body: &[u8]) -> bool {
-    // A Txn, an op of the Txn, the Txn in the op, and so on, each with its remaining fields. Levels lie on
-    // the heap: a client determines their number.
-    let mut levels = vec![WireFields::new(body)];
-    while let Some(fields) = levels.last_mut() {
-        let Some(field) = fields.next() else {
-            levels.pop();
-            continue;
-        };
-        let is_txn = levels.len() % 2 == 1;
-        match field.map(|field| (field.number, field.value)) {
-            // A compare of a Txn; the range of an op.
-            Ok((1, value)) if is_txn || value.bytes().is_some() => {}
-            // An op of a Txn; the Txn of an op. An unknown op may write.
-            Ok((2 | 3, WireValue::Bytes(op))) if is_txn => levels.push(WireFields::new(op)),
-            Ok((4, WireValue::Bytes(txn))) if !is_txn && levels.len() < 2 * MAX_TXN_DEPTH => {
-                levels.push(WireFields::new(txn));
-            }
-            _ => return false,
-        }
-    }
-    true
+    TxnParts::new(body).all(|part| matches!(part, Ok(TxnPart::Compare(_) | TxnPart::Range(_))))
 }
 
 /// True if a member answers the call from its own store: a serializable Range, or a Txn of serializable

@@ -73,6 +73,49 @@ impl<'a> KeyRange<'a> {
     }
 }
 
+impl<'a> KeyRange<'a> {
+    /// The fields `key` and `range_end` of a request for this range.
+    #[must_use]
+    pub fn fields(&self) -> (&'a [u8], &'a [u8]) {
+        let end = match self.end {
+            RangeEnd::StartKey => b"",
+            RangeEnd::Before(end) => end,
+            RangeEnd::Unbounded => b"\0",
+        };
+        (self.start, end)
+    }
+}
+
+/// True if every key of `wanted` lies in one of the ranges `by`.
+#[must_use]
+pub fn is_covered(wanted: KeyRange<'_>, by: &[KeyRange<'_>]) -> bool {
+    // The keys of `wanted` before this one are covered.
+    let mut from = wanted.start.to_vec();
+    loop {
+        if wanted.compare_end(Some(&from)).is_le() {
+            return true;
+        }
+        let here = by.iter().filter(|range| range.contains(&from));
+        let Some(furthest) = here.max_by(|one, other| one.compare_ends(other)) else { return false };
+        from = match furthest.end {
+            RangeEnd::Unbounded => return true,
+            RangeEnd::Before(end) => end.to_vec(),
+            // The key directly behind.
+            RangeEnd::StartKey => [furthest.start, b"\0"].concat(),
+        };
+    }
+}
+
+impl KeyRange<'_> {
+    fn compare_ends(&self, other: &KeyRange<'_>) -> Ordering {
+        match other.end {
+            RangeEnd::Unbounded => self.compare_end(None),
+            RangeEnd::Before(end) => self.compare_end(Some(end)),
+            RangeEnd::StartKey => self.compare_end(Some(&[other.start, b"\0"].concat())),
+        }
+    }
+}
+
 impl fmt::Display for KeyRange<'_> {
     /// For operators: keys are quoted and escaped.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -145,6 +188,48 @@ mod tests {
             let end = end_of_prefix(&prefix);
             let within = key >= prefix && end.is_none_or(|end| key < end);
             prop_assert_eq!(within, key.starts_with(&prefix));
+        }
+    }
+
+    #[test]
+    fn a_range_is_covered_by_the_union_of_ranges() {
+        let to = |key, end| KeyRange::of(key, end);
+        let parts = [to(b"a", b"c"), to(b"b", b"d"), to(b"d", b""), to(b"d\0", b"f"), to(b"x", b"\0")];
+        for (key, end, expected) in [
+            (&b"a"[..], &b"f"[..], true),
+            (b"a", b"f\0", false),
+            (b"", b"b", false),
+            (b"d", b"", true),
+            (b"f", b"", false),
+            (b"y", b"\0", true),
+            (b"e", b"\0", false),
+            (b"a", b"d\0", true),
+        ] {
+            assert_eq!(is_covered(to(key, end), &parts), expected, "{key:?} {end:?}");
+        }
+        assert!(!is_covered(to(b"a", b""), &[]));
+        assert!(is_covered(to(b"a", b""), &[KeyRange::ALL]) && is_covered(KeyRange::ALL, &[KeyRange::ALL]));
+    }
+
+    proptest! {
+        /// Beside keys of one and two letters.
+        #[test]
+        fn a_range_is_covered_if_each_of_its_keys_is(
+            ranges in prop::collection::vec(("[a-d]{1,2}", "[a-d]{0,2}"), 0..5), key in "[a-d]{1,2}", end in "[a-d]{0,2}"
+        ) {
+            let ranges: Vec<_> =
+                ranges.iter().map(|(key, end)| KeyRange::of(key.as_bytes(), end.as_bytes())).collect();
+            let wanted = KeyRange::of(key.as_bytes(), end.as_bytes());
+            // Every border, and the key directly behind each.
+            let borders: Vec<Vec<u8>> = ranges
+                .iter()
+                .chain([&wanted])
+                .flat_map(|range| [range.start, range.fields().1])
+                .flat_map(|key| [key.to_vec(), [key, b"\0"].concat()])
+                .collect();
+            let inside = borders.iter().filter(|key| wanted.contains(key));
+            let expected = inside.clone().all(|key| ranges.iter().any(|range| range.contains(key)));
+            prop_assert_eq!(is_covered(wanted, &ranges), expected);
         }
     }
 }

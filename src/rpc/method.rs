@@ -224,6 +224,12 @@ impl RpcPathKind<'_> {
 }
 
 impl Method {
+    /// True if the call may last for as long as its client wants: a stream, or a call that waits for others.
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        self.stream != StreamingSides::Unary || self.handler == Handler::Lock
+    }
+
     /// True if a client naming a member means exactly the named member (`docs/decisions.md#d23`): the call is
     /// about the member's own state, or only the named member can execute the call.
     #[must_use]

@@ -11,9 +11,9 @@
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 
-use super::canonical::MAX_TXN_DEPTH;
 use super::frame::{PREFIX, write_prefix};
 use super::scan::{WireFields, WireValue, append_varint_field};
+use super::txn_parts::{TxnPart, TxnParts};
 
 /// The number of `limit` in a RangeRequest.
 const LIMIT: u32 = 3;
@@ -122,29 +122,11 @@ pub fn estimated_keys(begun: &[u8], whole: usize) -> usize {
 /// within.
 #[must_use]
 pub fn txn_is_within(txn: &[u8], most: u32) -> bool {
-    // A Txn, an op of the Txn, the Txn in the op, and so on, each with its remaining fields. Levels lie on
-    // the heap: a client determines their number.
-    let mut levels = vec![WireFields::new(txn)];
-    while let Some(fields) = levels.last_mut() {
-        let Some(field) = fields.next() else {
-            levels.pop();
-            continue;
-        };
-        let is_txn = levels.len() % 2 == 1;
-        match field.map(|field| (field.number, field.value)) {
-            Err(_) => return false,
-            Ok((2 | 3, WireValue::Bytes(op))) if is_txn => levels.push(WireFields::new(op)),
-            Ok((1, WireValue::Bytes(range))) if !is_txn && !is_within(range, most) => return false,
-            Ok((4, WireValue::Bytes(inner))) if !is_txn => {
-                if levels.len() >= 2 * MAX_TXN_DEPTH {
-                    return false;
-                }
-                levels.push(WireFields::new(inner));
-            }
-            Ok(_) => {}
-        }
-    }
-    true
+    TxnParts::new(txn).all(|part| match part {
+        Ok(TxnPart::Range(range)) => is_within(range, most),
+        Ok(_) => true,
+        Err(_) => false,
+    })
 }
 
 #[cfg(test)]
@@ -154,6 +136,7 @@ mod tests {
 
     use super::*;
     use crate::pb::etcdserverpb::{RangeRequest, RangeResponse, RequestOp, TxnRequest, request_op};
+    use crate::rpc::canonical::MAX_TXN_DEPTH;
     use crate::rpc::frame;
 
     fn range_of_all() -> RangeRequest {

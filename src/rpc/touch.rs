@@ -9,11 +9,11 @@
 
 use std::ops::ControlFlow;
 
-use super::canonical::MAX_TXN_DEPTH;
 use super::key_range::{KeyRange, end_of_prefix};
 use super::method::{Class, Effect, Method};
 use super::scan::{ScanFault, WireFields, WireValue};
 use super::schema::MessageId;
+use super::txn_parts::{TxnPart, TxnParts};
 
 /// A kind of action, in the words of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -279,43 +279,17 @@ fn visit_delete(body: &[u8], visitor: &mut Visitor<'_>) -> Visit {
 
 /// Visits the compares and the ops of both branches at every depth: the compares are known to etcd only.
 fn visit_txn(body: &[u8], visitor: &mut Visitor<'_>) -> Visit {
-    let mut txn = WireFields::new(body);
-    // The rest of the enclosing Txns lies on the heap: a client determines their number.
-    let mut enclosing: Vec<WireFields<'_>> = Vec::new();
-    loop {
-        let Some(field) = txn.next() else {
-            match enclosing.pop() {
-                Some(outer) => txn = outer,
-                None => return DONE,
-            }
-            continue;
-        };
-        let field = readable(field)?;
-        match field.number {
-            1 => visit_compare(bytes(field.value)?, visitor)?,
-            2 | 3 => {
-                for part in WireFields::new(bytes(field.value)?) {
-                    let part = readable(part)?;
-                    match part.number {
-                        1 => visit_range(bytes(part.value)?, visitor)?,
-                        2 => visit_put(bytes(part.value)?, visitor)?,
-                        3 => visit_delete(bytes(part.value)?, visitor)?,
-                        4 => {
-                            if enclosing.len() + 1 >= MAX_TXN_DEPTH {
-                                return UNREADABLE;
-                            }
-                            let nested = WireFields::new(bytes(part.value)?);
-                            enclosing.push(std::mem::replace(&mut txn, nested));
-                        }
-                        // An op of a kind unknown here may touch any key.
-                        _ => return UNREADABLE,
-                    }
-                }
-            }
-            // A field of Txn unknown here may touch any key.
-            _ => return UNREADABLE,
+    for part in TxnParts::new(body) {
+        match readable(part)? {
+            TxnPart::Compare(compare) => visit_compare(compare, visitor)?,
+            TxnPart::Range(range) => visit_range(range, visitor)?,
+            TxnPart::Put(put) => visit_put(put, visitor)?,
+            TxnPart::DeleteRange(delete) => visit_delete(delete, visitor)?,
+            // Parts unknown here may touch any key.
+            TxnPart::UnknownOperation | TxnPart::UnknownField => return UNREADABLE,
         }
     }
+    DONE
 }
 
 fn visit_compare(body: &[u8], visitor: &mut Visitor<'_>) -> Visit {

@@ -11,8 +11,8 @@
 use bytes::Bytes;
 use prost::Message as _;
 
-use super::canonical::MAX_TXN_DEPTH;
 use super::scan::{ScanFault, WireFields, WireValue};
+use super::txn_parts::{TxnPart, TxnParts};
 use crate::pb::etcdserverpb::request_op::Request;
 use crate::pb::etcdserverpb::{DeleteRangeRequest, RangeRequest, RequestOp, TxnRequest};
 
@@ -99,66 +99,42 @@ impl UncheckedTxnParts {
     }
 }
 
-/// A message on the way into a Txn. Levels lie on the heap: a client determines their number.
-struct Level<'a> {
-    fields: WireFields<'a>,
-    kind: LevelKind,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LevelKind {
-    Txn,
-    Operation,
-}
-
-/// Reads the parts of `txn`, a TxnRequest, left unchecked by an old etcd. Allocates nothing for a Txn without
-/// such parts, except for the list of levels.
+/// Reads the parts of `txn`, a TxnRequest, left unchecked by an old etcd. Allocates nothing for a flat Txn
+/// without such parts.
 ///
 /// # Errors
 /// The body is unreadable, or an operation is of an unknown kind: its permissions are unknown.
 pub fn unchecked_parts(txn: &[u8]) -> Result<UncheckedTxnParts, ScanFault> {
-    let mut parts = UncheckedTxnParts::default();
-    let mut levels = vec![Level { fields: WireFields::new(txn), kind: LevelKind::Txn }];
-    while let Some(level) = levels.last_mut() {
-        let (kind, next) = (level.kind, level.fields.next().transpose()?);
-        let Some(field) = next else {
-            levels.pop();
-            continue;
-        };
-        // A Txn, an operation of the Txn, the Txn in the operation, and so on.
-        let is_nested = levels.len() > 2;
-        let body = field.value.bytes();
-        match (kind, field.number, body) {
-            (LevelKind::Txn, 1, Some(compare)) if is_nested => {
-                let RangeFields { key, range_end, .. } = RangeFields::read(compare, (3, 64), NONE)?;
-                parts.permissions.push(KeyPermission { access: KeyAccess::Read, key, range_end });
-            }
-            (LevelKind::Txn, 2 | 3, Some(operation)) => {
-                levels.push(Level { fields: WireFields::new(operation), kind: LevelKind::Operation });
-            }
-            (LevelKind::Operation, 1, Some(range)) if is_nested => {
-                let RangeFields { key, range_end, .. } = RangeFields::read(range, (1, 2), NONE)?;
-                parts.permissions.push(KeyPermission { access: KeyAccess::Read, key, range_end });
-            }
-            (LevelKind::Operation, 2, Some(put)) => parts.add_put(put, is_nested)?,
-            (LevelKind::Operation, 3, Some(delete)) => parts.add_delete(delete, is_nested)?,
-            (LevelKind::Operation, 4, Some(nested)) if levels.len() < 2 * MAX_TXN_DEPTH => {
-                levels.push(Level { fields: WireFields::new(nested), kind: LevelKind::Txn });
-            }
-            (LevelKind::Operation, ..) if is_nested => return Err(UNKNOWN_OPERATION),
+    let mut unchecked = UncheckedTxnParts::default();
+    let mut parts = TxnParts::new(txn);
+    while let Some(part) = parts.next().transpose()? {
+        let is_nested = parts.is_nested();
+        match part {
+            TxnPart::Compare(compare) if is_nested => unchecked.add_read(compare, (3, 64))?,
+            TxnPart::Range(range) if is_nested => unchecked.add_read(range, (1, 2))?,
+            TxnPart::Put(put) => unchecked.add_put(put, is_nested)?,
+            TxnPart::DeleteRange(delete) => unchecked.add_delete(delete, is_nested)?,
+            TxnPart::UnknownOperation if is_nested => return Err(UNKNOWN_OPERATION),
             _ => {}
         }
     }
-    parts.permissions.sort_unstable();
-    parts.permissions.dedup();
-    parts.leases.sort_unstable();
-    parts.leases.dedup();
-    Ok(parts)
+    unchecked.permissions.sort_unstable();
+    unchecked.permissions.dedup();
+    unchecked.leases.sort_unstable();
+    unchecked.leases.dedup();
+    Ok(unchecked)
 }
 
 const UNKNOWN_OPERATION: ScanFault = ScanFault("an operation of an unknown kind");
 
 impl UncheckedTxnParts {
+    /// Adds permission to read the range in these fields of `body`: key and end.
+    fn add_read(&mut self, body: &[u8], fields: (u32, u32)) -> Result<(), ScanFault> {
+        let RangeFields { key, range_end, .. } = RangeFields::read(body, fields, NONE)?;
+        self.permissions.push(KeyPermission { access: KeyAccess::Read, key, range_end });
+        Ok(())
+    }
+
     fn add_put(&mut self, put: &[u8], is_nested: bool) -> Result<(), ScanFault> {
         let RangeFields { key, numbers: [lease, prev_kv], .. } = RangeFields::read(put, (1, 0), (3, 4))?;
         if lease != 0 {

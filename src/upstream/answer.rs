@@ -17,7 +17,7 @@ use http::{HeaderMap, Response};
 use http_body::Body as _;
 
 use crate::io::http2_body::Http2Body;
-use crate::refusal::Status;
+use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::{self, PREFIX};
 use crate::rpc::header::{self, AnswerProgress};
 use crate::upstream::member_connection::InFlight;
@@ -28,6 +28,31 @@ pub const HELD: usize = 64 * 1024;
 
 /// Upper bound on the bytes of an answer's ResponseHeader.
 const HEADER: usize = 64;
+
+/// A reply that broke off: the outcome of the call is unknown.
+#[derive(Clone, Debug)]
+pub struct LostReply {
+    /// The reason, for the log.
+    pub reason: Arc<str>,
+    /// True if the reply was lost with the connection, as when the member ends. False if the member broke off
+    /// the stream alone.
+    pub with_connection: bool,
+}
+
+impl LostReply {
+    fn of_stream(reason: impl Into<Arc<str>>) -> Self {
+        Self { reason: reason.into(), with_connection: false }
+    }
+}
+
+impl From<h2::Error> for LostReply {
+    fn from(error: h2::Error) -> Self {
+        Self { reason: error.to_string().into(), with_connection: !error.is_reset() }
+    }
+}
+
+/// Called if the rest of a reply is lost with the connection. Returns the refusal for the client.
+pub type OnLoss = Box<dyn FnOnce() -> Refusal>;
 
 /// How far a reply was read.
 pub enum ReplyRemainder {
@@ -49,6 +74,8 @@ pub struct MemberReply {
     pub progress: Option<AnswerProgress>,
     /// Counts the call on its connection until the reply was delivered.
     pub in_flight: InFlight,
+    /// For the reply to a read that may end a member.
+    pub on_loss: Option<OnLoss>,
     /// The call's status, read once; `None` while the reply continues.
     status: Option<Status>,
 }
@@ -63,7 +90,7 @@ impl MemberReply {
         response: Response<Http2Body>,
         in_flight: InFlight,
         hold: usize,
-    ) -> impl Future<Output = Result<Box<Self>, Arc<str>>> {
+    ) -> impl Future<Output = Result<Box<Self>, LostReply>> {
         let (head, mut body) = response.into_parts();
         // Boxed: an answer passes through many hands.
         let mut answer = Box::new(Self {
@@ -72,23 +99,25 @@ impl MemberReply {
             rest: ReplyRemainder::Whole(HeaderMap::new()),
             progress: None,
             in_flight,
+            on_loss: None,
             status: None,
         });
         let http_status = head.status;
         async move {
             if !http_status.is_success() {
-                return Err(format!("the member answered with HTTP status {}", http_status.as_u16()).into());
+                let reason = format!("the member answered with HTTP status {}", http_status.as_u16());
+                return Err(LostReply::of_stream(reason));
             }
             let mut held = 0;
             loop {
                 let frame = match poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
                     Some(Ok(frame)) => frame,
-                    Some(Err(error)) => return Err(error.to_string().into()),
+                    Some(Err(error)) => return Err(error.into()),
                     None => {
                         answer.status = Status::from_headers(&answer.headers);
                         return match answer.status {
                             Some(_) => Ok(answer),
-                            None => Err("the member ended the stream without a status".into()),
+                            None => Err(LostReply::of_stream("the member ended the stream without a status")),
                         };
                     }
                 };
@@ -108,7 +137,7 @@ impl MemberReply {
                         answer.rest = ReplyRemainder::Whole(trailers);
                         return match answer.status {
                             Some(_) => Ok(answer),
-                            None => Err("the member's trailers have no status".into()),
+                            None => Err(LostReply::of_stream("the member's trailers have no status")),
                         };
                     }
                 }
@@ -120,7 +149,7 @@ impl MemberReply {
     ///
     /// # Errors
     /// The stream broke, or has more than the announced bytes: the outcome of the call is unknown.
-    pub async fn read_rest(&mut self) -> Result<(), Arc<str>> {
+    pub async fn read_rest(&mut self) -> Result<(), LostReply> {
         let ReplyRemainder::More(mut body) =
             std::mem::replace(&mut self.rest, ReplyRemainder::Whole(HeaderMap::new()))
         else {
@@ -131,11 +160,13 @@ impl MemberReply {
         loop {
             let frame = match poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
                 Some(Ok(frame)) => frame,
-                Some(Err(error)) => return Err(error.to_string().into()),
-                None => return Err("the member ended the stream without a status".into()),
+                Some(Err(error)) => return Err(error.into()),
+                None => return Err(LostReply::of_stream("the member ended the stream without a status")),
             };
             match frame.into_data() {
-                Ok(data) if data.len() > left => return Err("more bytes than announced".into()),
+                Ok(data) if data.len() > left => {
+                    return Err(LostReply::of_stream("more bytes than announced"));
+                }
                 Ok(data) => {
                     left -= data.len();
                     self.data.push_back(data);
@@ -144,7 +175,8 @@ impl MemberReply {
                     let trailers = frame.into_trailers().unwrap_or_default();
                     self.status = Status::from_headers(&trailers);
                     self.rest = ReplyRemainder::Whole(trailers);
-                    return self.status.as_ref().map(|_| ()).ok_or("the trailers have no status".into());
+                    let fault = LostReply::of_stream("the trailers have no status");
+                    return self.status.as_ref().map(|_| ()).ok_or(fault);
                 }
             }
         }
@@ -209,6 +241,7 @@ impl MemberReply {
             rest: ReplyRemainder::More(body),
             progress: None,
             in_flight,
+            on_loss: None,
             status: None,
         })
     }

@@ -196,7 +196,7 @@ fn opened(opened: Result<(Response<Http2Body>, InFlight), NoReply>) -> BidiInput
             }
             BidiEvent::Broken(format!("HTTP status {}", head.status.as_u16()).into())
         }
-        Err(NoReply::Lost(reason)) => BidiEvent::Broken(reason),
+        Err(NoReply::Lost(lost)) => BidiEvent::Broken(lost.reason),
         Err(NoReply::NeverSent(reason) | NoReply::NotShown(reason)) => BidiEvent::Unopened(reason),
         Err(NoReply::NoRoom) => BidiEvent::NoRoom,
     })

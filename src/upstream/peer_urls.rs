@@ -324,6 +324,7 @@ mod tests {
             outages: Arc::default(),
             hints: HintSender::channel().0,
             auth: Arc::new(SharedAuthSetting::default()),
+            alarms: Arc::default(),
         };
         let dial = |_: &Endpoint| std::future::ready(Err(io::ErrorKind::ConnectionRefused.into())).boxed();
         let connector = Connector::over(Arc::new(dial), None, Duration::from_secs(1));

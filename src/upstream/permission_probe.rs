@@ -7,6 +7,8 @@
 //! changes the store, so a question is repeated freely; an unanswered question refuses the call, and nothing
 //! of the call was sent.
 
+mod under_alarm;
+
 use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;

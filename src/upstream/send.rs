@@ -28,6 +28,7 @@ use crate::members::choose::{MemberChooser, MemberComparison, MemberTarget};
 use crate::members::membership::{AuthSetting, Member, MembersHandle, Membership, MembershipHint, Role};
 use crate::policy::permit::Permit;
 use crate::rpc::method::Lane;
+use crate::upstream::answer::LostReply;
 use crate::upstream::connection_slots::Seat;
 use crate::upstream::member_connection::{Connection, InFlight, SendError};
 use crate::upstream::pool::ConnectionPool;
@@ -70,7 +71,7 @@ pub enum NoReply {
     /// No byte was sent: a limit of Keyward's is reached, and another member would not help.
     NoRoom,
     /// The member may have seen the call. The outcome is unknown.
-    Lost(Arc<str>),
+    Lost(LostReply),
 }
 
 /// Sends calls to members; each shard has its own instance.
@@ -292,7 +293,7 @@ fn send_on(
 fn no_reply(failed: SendError) -> NoReply {
     match failed {
         SendError::Refused => NoReply::NeverSent("the member refused the stream".into()),
-        SendError::Lost(error) => NoReply::Lost(error.to_string().into()),
+        SendError::Lost(error) => NoReply::Lost(error.into()),
         SendError::NeverSent(_) => NoReply::NeverSent("the connection to the member was closing".into()),
     }
 }

@@ -18,6 +18,7 @@ use super::caller_usage::{CallerUsage, RangeCap};
 use super::exceeded::{LimitScope, RefusalCounters};
 use super::limiter::Limiter;
 use super::shedding::Shedding;
+use super::suspect_reads::SuspectReads;
 use crate::config::policy_document::{PolicyDocument, PolicyRole};
 use crate::config::usage_limits::{OnExceed, UsageLimits};
 use crate::config::{PolicyMode, PolicySettings};
@@ -40,6 +41,8 @@ pub struct UsageRegister {
     most: usize,
     /// Shedding for the whole cluster.
     pub shedding: Shedding,
+    /// The reads that may have ended a member.
+    pub suspect_reads: SuspectReads,
 }
 
 #[derive(Default)]
@@ -106,6 +109,7 @@ impl UsageRegister {
             count: metrics.limiters.clone(),
             most,
             shedding: Shedding::new(metrics),
+            suspect_reads: SuspectReads::default(),
         }
     }
 

@@ -16,10 +16,10 @@ use keyward::pb::etcdserverpb::request_op::Request as Op;
 use keyward::pb::etcdserverpb::watch_client::WatchClient;
 use keyward::pb::etcdserverpb::watch_request::RequestUnion;
 use keyward::pb::etcdserverpb::{
-    AlarmRequest, CompactionRequest, DowngradeRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
-    LeaseKeepAliveResponse, LeaseLeasesRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest,
-    MemberListRequest, MoveLeaderRequest, PutRequest, RangeRequest, RequestOp, StatusRequest, TxnRequest,
-    WatchCreateRequest, WatchRequest,
+    AlarmRequest, AuthRoleAddRequest, AuthUserGetRequest, AuthUserGrantRoleRequest, CompactionRequest,
+    DeleteRangeRequest, DowngradeRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
+    LeaseLeasesRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest, MemberListRequest, MoveLeaderRequest,
+    PutRequest, RangeRequest, RequestOp, StatusRequest, TxnRequest, WatchCreateRequest, WatchRequest,
 };
 use keyward::rpc::txn_permissions::{KeyAccess, KeyPermission, MOST_OPS, judge_txn};
 use prost::Message as _;
@@ -31,6 +31,7 @@ use crate::caller::{Caller, Kind};
 use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::{Auth, Cluster, Options, every_version, password};
+use crate::raw::{self, Endpoint};
 
 const SOON: Duration = Duration::from_secs(30);
 const NO_USER: (Code, &str) = (Code::InvalidArgument, "etcdserver: user name is empty");
@@ -404,6 +405,103 @@ async fn every_published_hole_is_closed_through_keyward() {
     );
     table.iter().for_each(|line| println!("{line}"));
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// etcd-io/etcd#22386: members before 3.6 apply all of this for everybody while an alarm is raised.
+#[tokio::test]
+async fn while_an_alarm_is_raised_nobody_has_more_rights() {
+    for version in every_version() {
+        let scene = Scene::on(&version).await;
+        let keyward = keyward(&scene.cluster, "").await;
+        let (etcd, proxy) = (scene.cluster.endpoint(0), Endpoint::plain(keyward.site().listen));
+        scene.raise_alarm().await;
+        let [root, alice, bob] = {
+            let log_in = async |name| Caller::log_in(keyward.site().listen, name).await;
+            [log_in("root").await, log_in("alice").await, log_in("bob").await]
+        };
+        // A write shows Keyward the alarm, if no probe has by now.
+        let refused = alice.put("/a/more", b"value".to_vec(), 0).await.expect_err("there is no room");
+        assert_eq!(refused.message(), "etcdserver: mvcc: database space exceeded", "{version}");
+        let direct_bob = Caller::log_in(scene.cluster.address(0), "bob").await;
+        for (name, path, message) in scene.attacks_under_alarm() {
+            let call = |token: &str| raw::Call::unary(path, &message).with("token", token);
+            let through = proxy.call(&call(bob.token())).await;
+            let told = (through.code(), through.message());
+            assert_eq!(told, (Some(DENIED.0 as u32), DENIED.1.to_owned()), "{version}: {name}");
+            let direct = etcd.call(&call(direct_bob.token())).await;
+            let is_served = direct.code() == Some(0);
+            // The newest patches ask about root before they pass a Compact on.
+            let is_open = !version.at_least(if name == "compact" { "3.5.28" } else { "3.6.0" });
+            assert_eq!(is_served, is_open, "{version}: {name}: {direct:?}");
+        }
+        for (who, path, message) in scene.permitted_under_alarm() {
+            let caller = if who == "root" {
+                &root
+            } else if who == "alice" {
+                &alice
+            } else {
+                &bob
+            };
+            let answer = proxy.call(&raw::Call::unary(path, &message).with("token", caller.token())).await;
+            assert_eq!(answer.code(), Some(0), "{version}: {path} by {who}: {}", answer.message());
+        }
+        alice.put("/a/more", b"value".to_vec(), 0).await.expect("root has taken the alarm back");
+    }
+}
+
+impl Scene {
+    async fn raise_alarm(&self) {
+        let raise = AlarmRequest { action: 1, member_id: self.leader, alarm: 1 };
+        let raised = MaintenanceClient::new(self.root.channel.clone()).alarm(self.root.request(raise)).await;
+        raised.expect("root raises an alarm");
+    }
+
+    /// By bob, who may do nothing.
+    fn attacks_under_alarm(&self) -> [(&'static str, &'static str, Vec<u8>); 8] {
+        let delete = |key: &'static str| DeleteRangeRequest { key: key.into(), ..Default::default() };
+        let in_txn = RequestOp { request: Some(Op::RequestDeleteRange(delete("/secret/y"))) };
+        let txn = TxnRequest { success: vec![in_txn], ..TxnRequest::default() };
+        let compaction = CompactionRequest { revision: 2, physical: false };
+        let role = AuthRoleAddRequest { name: "stolen".into() };
+        let grant = AuthUserGrantRoleRequest { user: "bob".into(), role: "wendy".into() };
+        [
+            ("delete", "/etcdserverpb.KV/DeleteRange", delete("/secret/x").encode_to_vec()),
+            ("delete in a Txn", "/etcdserverpb.KV/Txn", txn.encode_to_vec()),
+            (
+                "revoke",
+                "/etcdserverpb.Lease/LeaseRevoke",
+                LeaseRevokeRequest { id: self.lease_of_root }.encode_to_vec(),
+            ),
+            ("compact", "/etcdserverpb.KV/Compact", compaction.encode_to_vec()),
+            ("list users", "/etcdserverpb.Auth/UserList", Vec::new()),
+            (
+                "read a user",
+                "/etcdserverpb.Auth/UserGet",
+                AuthUserGetRequest { name: "root".into() }.encode_to_vec(),
+            ),
+            ("add a role", "/etcdserverpb.Auth/RoleAdd", role.encode_to_vec()),
+            ("grant a role", "/etcdserverpb.Auth/UserGrantRole", grant.encode_to_vec()),
+        ]
+    }
+
+    /// What frees room, and what root may do. Takes the alarm back at the end.
+    fn permitted_under_alarm(&self) -> [(User, &'static str, Vec<u8>); 6] {
+        let delete = DeleteRangeRequest { key: "/a/".into(), range_end: "/a0".into(), prev_kv: true };
+        let disarm = AlarmRequest { action: 2, member_id: self.leader, alarm: 1 };
+        let role = AuthRoleAddRequest { name: "new".into() };
+        [
+            ("alice", "/etcdserverpb.KV/DeleteRange", delete.encode_to_vec()),
+            (
+                "alice",
+                "/etcdserverpb.Lease/LeaseRevoke",
+                LeaseRevokeRequest { id: self.lease_of_alice }.encode_to_vec(),
+            ),
+            ("bob", "/etcdserverpb.Auth/UserGet", AuthUserGetRequest { name: "bob".into() }.encode_to_vec()),
+            ("root", "/etcdserverpb.Auth/RoleAdd", role.encode_to_vec()),
+            ("root", "/etcdserverpb.Auth/UserList", Vec::new()),
+            ("root", "/etcdserverpb.Maintenance/Alarm", disarm.encode_to_vec()),
+        ]
+    }
 }
 
 /// One forbidden lease of a stream does not end the renewals of the others.

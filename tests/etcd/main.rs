@@ -55,6 +55,8 @@ mod evening;
 #[cfg(test)]
 mod expiry;
 #[cfg(test)]
+mod fatal_requests;
+#[cfg(test)]
 mod first_minutes;
 #[cfg(test)]
 mod fleet;

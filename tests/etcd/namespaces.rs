@@ -252,6 +252,20 @@ async fn nothing_outside(version: &Version, root: &Ctl) {
     }
 }
 
+/// A member with watches, the leader if it has some; never the member that tells the history, the first.
+async fn member_to_kill(cluster: &Cluster, keyward: &Keyward) -> usize {
+    let leader = cluster.leader().await;
+    let mut best = None;
+    for member in 1..cluster.len() {
+        let id = format!("{:x}", cluster.member_id(member).await);
+        let watches = keyward.metric("keyward_member_streams", &[("member", &id), ("kind", "watch")]).await;
+        best = best.max(Some((watches > 0.0, member == leader, member)));
+    }
+    let (has_watches, _, member) = best.expect("more than one member");
+    assert!(has_watches, "every watch is at the first member");
+    member
+}
+
 async fn two_namespaces(version: &Version) {
     let families: Vec<_> = FAMILIES
         .iter()
@@ -300,9 +314,7 @@ async fn two_namespaces(version: &Version) {
         client.says("wait_called").await;
     }
     lifetime(Duration::from_secs(u64::from(TTL) + 1)).await;
-    // The leader, but not the member that tells the history.
-    let leader = cluster.leader().await;
-    let killed = if leader == 0 { 1 } else { leader };
+    let killed = member_to_kill(&cluster, &keyward).await;
     cluster.kill(killed);
     cluster.leader().await;
     join_all(rounds.iter().map(|one| one.round(&root, 2))).await;

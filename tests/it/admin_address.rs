@@ -146,6 +146,24 @@ fn the_health_service_says_what_readyz_says() {
     });
 }
 
+/// As the protocol of health checks wants, and as at etcd.
+#[test]
+fn a_health_watch_of_an_unknown_service_says_so_and_stays_open() {
+    paused(async {
+        let (_member, keyward) = one_member();
+        let client = keyward.client().await;
+        let asked = HealthCheckRequest { service: "no.such.Service".to_owned() }.encode_to_vec();
+        assert_eq!(client.call(CHECK, &asked).await.end.code(), Some(Code::NotFound));
+        let mut watch = client.begin(HEALTH_WATCH, &asked).await.expect("open");
+        let told = HealthCheckResponse::decode(watch.next().await.expect("a message")).expect("a status");
+        assert_eq!(told.status(), ServingStatus::ServiceUnknown);
+        let later = tokio::time::timeout(Duration::from_secs(10), watch.next()).await;
+        assert!(later.is_err(), "{later:?}");
+        keyward.drain(Duration::from_secs(1));
+        assert_eq!(watch.next().await.expect_err("drained").code(), Some(Code::Unavailable));
+    });
+}
+
 /// What nobody publishes is what a look finds.
 #[test]
 fn members_that_were_not_looked_at_for_long_are_told_within_a_moment() {

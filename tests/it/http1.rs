@@ -194,3 +194,53 @@ fn over_tls_the_agreed_protocol_decides_and_without_one_the_first_bytes() {
         }
     });
 }
+
+const RANGE_OF_K: &[u8] =
+    b"POST /v3/kv/range HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{\"key\":\"aw==\"}";
+
+/// As `nc -N` and some health checkers do.
+#[test]
+fn a_client_that_closes_its_side_behind_its_request_gets_its_answer() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let heard = async |request: &[u8]| {
+            let mut io = keyward.connect();
+            io.write_all(request).await.expect("room");
+            io.shutdown().await.expect("open");
+            told(io, b"").await
+        };
+        let version = heard(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        assert!(version.starts_with("HTTP/1.1 200 OK"), "{version}");
+        let slow = async {
+            let call = member.called(RANGE).await;
+            tokio::time::sleep(Duration::from_secs(6)).await;
+            call.reply(&ranged(7)).await;
+        };
+        let (answer, ()) = tokio::join!(heard(RANGE_OF_K), slow);
+        assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.contains("\"revision\":\"7\""), "{answer}");
+    });
+}
+
+/// It may be gone.
+#[test]
+fn a_client_that_closed_its_side_is_not_waited_for_long() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let mut io = keyward.connect();
+        io.write_all(RANGE_OF_K).await.expect("room");
+        io.shutdown().await.expect("open");
+        let began = Instant::now();
+        let mut call = member.called(RANGE).await;
+        call.canceled().await;
+        assert!((6..=8).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+        // A lock is not waited for on behalf of nobody.
+        let lock = b"POST /v3/lock/lock HTTP/1.1\r\nHost: x\r\nContent-Length: 29\r\n\r\n{\"name\":\"aw==\",\"lease\":\"7\"}  ";
+        let mut io = keyward.connect();
+        io.write_all(lock).await.expect("room");
+        let mut call = member.called("/v3lockpb.Lock/Lock").await;
+        let began = Instant::now();
+        io.shutdown().await.expect("open");
+        call.canceled().await;
+        assert_eq!(began.elapsed().as_secs(), 0);
+    });
+}

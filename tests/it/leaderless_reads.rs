@@ -10,7 +10,7 @@ use prost::Message as _;
 use tokio::time::Instant;
 
 use crate::client::{Client, Outcome};
-use crate::member::Member;
+use crate::member::{Member, next_of};
 use crate::rig::{Keyward, paused, three};
 use crate::words::{INVALID_TOKEN, PUT, RANGE, TXN, header, put, range, ranged, txn_done, was_put};
 
@@ -152,5 +152,54 @@ fn a_session_is_proved_to_the_member_that_is_left_by_another_members_token() {
         };
         let (outcome, ()) = tokio::join!(client.call(RANGE, local()), script);
         assert_refused(&outcome, Code::Unauthenticated, INVALID_TOKEN);
+    });
+}
+
+/// As etcd tells a call with `hasleader`; without, it waits for a leader.
+#[test]
+fn a_call_that_wants_a_leader_is_told_at_once_that_there_is_none() {
+    paused(async {
+        let (members, keyward) = three();
+        lose_quorum(&keyward, &[1]);
+        let wants_leader = keyward.client().await.header("hasleader", "true");
+        for (path, body) in [(RANGE, range("k")), (PUT, put(1))] {
+            let began = Instant::now();
+            assert_refused(&wants_leader.call(path, body).await, Code::Unavailable, NO_LEADER);
+            assert_eq!(began.elapsed().as_secs(), 0, "{path}: at once");
+        }
+        let began = Instant::now();
+        assert_refused(&keyward.client().await.call(PUT, put(1)).await, Code::Unavailable, NO_LEADER);
+        assert!(began.elapsed().as_secs() >= 6, "without, it waits");
+        assert!(members.iter().all(|member| member.was_called_again().is_none()));
+    });
+}
+
+/// Keyward has not noticed yet.
+#[test]
+fn a_call_that_wants_a_leader_asks_each_member_once() {
+    paused(async {
+        for served_by_the_last in [false, true] {
+            let (members, keyward) = three();
+            let wants_leader = keyward.client().await.header("hasleader", "true");
+            let script = async {
+                for _ in 0..2 {
+                    next_of(&members).await.1.refuse(Code::Unavailable, NO_LEADER);
+                }
+                let (_, last) = next_of(&members).await;
+                if served_by_the_last {
+                    last.reply(&was_put(3)).await;
+                } else {
+                    last.refuse(Code::Unavailable, NO_LEADER);
+                }
+            };
+            let began = Instant::now();
+            let (outcome, ()) = tokio::join!(wants_leader.call(PUT, put(1)), script);
+            assert_eq!(began.elapsed().as_secs(), 0, "at once");
+            if served_by_the_last {
+                outcome.message();
+            } else {
+                assert_refused(&outcome, Code::Unavailable, NO_LEADER);
+            }
+        }
     });
 }

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::AuthenticateRequest;
-use keyward::refusal::Code;
+use keyward::refusal::{Code, Refusal};
 use keyward::tasks::Tasks;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 
 use crate::member::Member;
-use crate::rig::{Keyward, one_member, paused, settled};
+use crate::rig::{Keyward, one_member, paused, settled, watching};
 use crate::wire::End;
-use crate::words::{PUT, RANGE, WATCH, put, range, ranged};
+use crate::words::{PUT, RANGE, WATCH, put, range, ranged, watch};
 
 const MAX: usize = 2 * 1024 * 1024;
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
@@ -128,35 +128,37 @@ fn a_header_list_over_the_limit_ends_only_its_stream() {
     });
 }
 
+/// And not held back in silence, as a client does with streams beyond the announced limit.
 #[test]
-fn streams_over_the_limit_wait_for_a_free_one() {
+fn a_stream_over_the_limit_is_refused_at_once_and_calls_have_room_beside_streams() {
     paused(async {
         let member = Member::new(1, &Tasks::default());
-        let lines = "[limits]\nstreams_per_connection = 100\n";
+        let lines = "[limits]\nstreams_per_connection = 104\n";
         let keyward = Keyward::configured(&[&member], AuthSetting::Off, lines);
         let client = keyward.client().await;
-        // The limit is told with the first answer.
+        // The announced limit is told with the first answer.
         let script = async { member.called(RANGE).await.reply(&ranged(1)).await };
         tokio::join!(client.call(RANGE, range("k")), script).0.message();
-        let mut streams = Vec::new();
-        for _ in 0..100 {
-            streams.push(client.begin(RANGE, range("k")).await.expect("sent"));
+        let mut watches = Vec::new();
+        for _ in 0..91 {
+            watches.push(watching(&client, &member).await);
         }
+        let refused = client.call(WATCH, watch("k", 1)).await;
+        assert_eq!(refused.end.told(), (Code::ResourceExhausted, Refusal::TOO_MANY_REQUESTS.message()));
         let mut calls = Vec::new();
-        for _ in 0..100 {
-            calls.push(member.called(RANGE).await);
+        for _ in 0..13 {
+            calls.push((client.begin(RANGE, range("k")).await.expect("sent"), member.called(RANGE).await));
         }
-        let mut waiting = Box::pin(client.begin(RANGE, range("k")));
-        tokio::select! {
-            biased;
-            _ = &mut waiting => panic!("the hundred-and-first waits"),
-            () = settled() => {}
+        for _ in 0..200 {
+            let refused = client.call(RANGE, range("k")).await;
+            assert_eq!(refused.end.told(), (Code::ResourceExhausted, Refusal::TOO_MANY_REQUESTS.message()));
         }
-        assert!(member.was_called_again().is_none());
-        calls.pop().expect("a call").reply(&ranged(1)).await;
-        let stream = waiting.await.expect("sent");
-        member.called(RANGE).await.reply(&ranged(1)).await;
-        stream.finish().await.message();
+        for (stream, call) in calls {
+            call.reply(&ranged(1)).await;
+            stream.finish().await.message();
+        }
+        let script = async { member.called(RANGE).await.reply(&ranged(1)).await };
+        tokio::join!(client.call(RANGE, range("k")), script).0.message();
     });
 }
 

@@ -80,6 +80,8 @@ mod logins;
 #[cfg(test)]
 mod lone_frames;
 #[cfg(test)]
+mod lost_reads;
+#[cfg(test)]
 mod many_peers;
 #[cfg(test)]
 mod metrics_page;

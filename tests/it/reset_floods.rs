@@ -247,7 +247,8 @@ fn cancelled_watches_end_no_connection() {
         let client = keyward.client().await;
         for _ in 0..6 {
             let mut watches = Vec::new();
-            for _ in 0..STREAMS {
+            // As many as a connection may have.
+            for _ in 0..STREAMS - STREAMS / 8 {
                 watches.push(watching(&client, &member).await);
             }
             let (streams, calls): (Vec<_>, Vec<_>) = watches.into_iter().unzip();

@@ -23,11 +23,12 @@ use keyward::downstream::listener_tls::ListenerTls;
 use keyward::gateway::caller::Identities;
 use keyward::identity::{ClusterId, MemberId};
 use keyward::io::ByteStream;
+use keyward::members::fitness::store_status::StoreStatus;
 use keyward::members::membership::{
     self, AuthSetting, ChangeSender, ControlChannels, MembersHandle, Membership, Readiness, Role,
 };
 use keyward::own_keys::OwnKeysUpstream;
-use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
+use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, StatusResponse};
 use keyward::policy::rules_in_force::RulesInForce;
 use keyward::published::Published;
 use keyward::refusal::Code;
@@ -313,7 +314,7 @@ fn published(member: &Member) -> membership::Member {
         version: Some(member.version),
         readiness: Readiness::Ready,
         term: 2,
-        store_status: None,
+        store_status: Some(StoreStatus::read(&StatusResponse::default(), Duration::ZERO).into()),
         client_urls: Arc::default(),
         suspicion: Arc::default(),
         maintenance: Arc::default(),

@@ -269,7 +269,7 @@ STEPS = [
             ("tools", "servers", "clients", "build")) for name in RINGS),
     Step("hygiene", "no log of the run holds a secret that the run used", hygiene, 0.5, "quick", ("etcd",)),
     Step("page", "the status page in Chromium", page, 3, "full", ("programs", "servers", "build")),
-    Step("budget", "instructions, copied bytes and allocations of a call", budget, 2, "all", ("programs", "build")),
+    Step("budget", "instructions, copied bytes and allocations of a call", budget, 2, "all", ("programs", "build"), True),
     Step("packages", "every package is built and used", packages, 5, "all", ("programs", "servers", "tools"), True),
     Step("book", "every command of the book and of the README", book, 2, "all", ("programs", "servers", "build"), True),
     Step("checks", "lints and tests of the clients' own code", checks, 1, "all", ("clients",), True),

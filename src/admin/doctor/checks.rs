@@ -108,6 +108,7 @@ impl DoctorInputs<'_> {
         self.absent(findings);
         self.versions(findings);
         self.open_holes(findings);
+        self.weaknesses(findings);
         self.identities(findings);
     }
 
@@ -557,6 +558,16 @@ impl DoctorFindings {
         fix: impl Into<String>,
     ) {
         self.add(Severity::Warning, check, about, what, fix);
+    }
+
+    fn note(
+        &mut self,
+        check: &str,
+        about: impl Into<String>,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
+        self.add(Severity::Note, check, about, what, fix);
     }
 
     fn unseen(&mut self, what: String) {

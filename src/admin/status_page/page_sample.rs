@@ -39,7 +39,7 @@ const OTHER_TOPICS: [(&str, ViewTopic); 6] = [
 const HIDDEN: &str = "(hidden)";
 
 /// The doctor's checks whose findings name members, limits and keys of the configuration only.
-const IMPERSONAL_CHECKS: [&str; 30] = [
+const IMPERSONAL_CHECKS: [&str; 31] = [
     "quorum_lost",
     "serving",
     "member_unreachable",
@@ -60,6 +60,7 @@ const IMPERSONAL_CHECKS: [&str; 30] = [
     "apply_lag",
     "raft_lag",
     "open_holes",
+    "member_weaknesses",
     "version_skew",
     "members_unverified",
     "plaintext_passwords",

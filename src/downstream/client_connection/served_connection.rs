@@ -28,6 +28,9 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 /// Window for 256 streams with unread requests, such as a Watch waiting for its client: the bound on memory
 /// held for one connection's unread data.
 const CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
+/// The announced limit on streams, in limits: a client holds back a stream beyond the announced limit in
+/// silence, and a stream beyond the limit is refused in words.
+const ANNOUNCED: u32 = 2;
 const SEND_BUFFER: usize = 128 * 1024;
 
 /// GOAWAY (RFC 9113, section 6.8) with ENHANCE_YOUR_CALM and a text. The last stream id is the highest
@@ -125,7 +128,7 @@ fn settings(bounds: ConnectionBounds) -> Builder {
     builder
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_concurrent_streams(bounds.streams)
+        .max_concurrent_streams(bounds.streams.saturating_mul(ANNOUNCED))
         .max_pending_accept_reset_streams(usize::try_from(bounds.streams).unwrap_or(usize::MAX))
         .max_header_list_size(bounds.header_size)
         .max_send_buffer_size(SEND_BUFFER);

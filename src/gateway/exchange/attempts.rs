@@ -21,6 +21,8 @@ pub(super) enum Attempt {
     /// Not applied, or safe to repeat: try again at another member, or after a pause. The answer, or else the
     /// refusal, goes to the client if no later attempt succeeds.
     Again(Option<Box<MemberReply>>, Refusal),
+    /// The reply to a read was lost with the connection: the read may be the cause.
+    ReadLost,
     /// Nothing was sent, because the caller could not be authenticated to this member. Other callers are not
     /// affected.
     NotAuthenticated(Refusal),
@@ -58,6 +60,8 @@ pub(super) struct CallProgress {
     pub(super) pause: Duration,
     /// True once a hedged read was sent to a second member.
     pub(super) hedged: bool,
+    /// True once the reply to a read was lost with the connection.
+    pub(super) lost: bool,
     /// The answer or refusal for the client if no later attempt succeeds.
     pub(super) last: (Option<Box<MemberReply>>, Refusal),
 }
@@ -72,6 +76,7 @@ impl CallProgress {
             healed: Vec::new(),
             pause: FIRST_PAUSE,
             hedged: false,
+            lost: false,
             last: (None, Refusal::NO_LEADER),
         }
     }

@@ -18,6 +18,8 @@ use crate::identity::{ClusterId, MemberId};
 use crate::lease::lock_wait::LockWait;
 use crate::members::choose::MemberTarget;
 use crate::members::membership::Member;
+use crate::rpc::body_shape;
+use crate::rpc::frame::PREFIX;
 use crate::rpc::method::{Effect, Lane, StreamingSides};
 use crate::upstream::send::is_different_cluster;
 use crate::upstream::waiting_calls::is_still_served;
@@ -35,7 +37,10 @@ impl Exchange<'_> {
         let anywhere = matches!(self.wanted, MemberTarget::Any | MemberTarget::Near);
         let reads = self.effect == Effect::ReadOnly && self.call.method.stream == StreamingSides::Unary;
         let short = self.lane == Lane::Unary && !self.takes_long();
-        (anywhere && reads && short && lock_wait.is_none() && !progress.hedged).then_some(after)
+        let is_eligible = anywhere && reads && short && lock_wait.is_none() && !progress.hedged;
+        // A read that may end a member is asked of one member.
+        let message = self.body.get(PREFIX..).unwrap_or_default();
+        (is_eligible && !progress.lost && !body_shape::is_heavy(self.call.method, message)).then_some(after)
     }
 
     /// Makes an attempt at the permit's member, and after the delay `after` another attempt at a second

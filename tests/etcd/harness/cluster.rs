@@ -473,6 +473,11 @@ impl Cluster {
         std::fs::remove_dir_all(data).expect("its data can be removed");
     }
 
+    /// True if a member's process has ended by itself.
+    pub(crate) fn has_ended(&self, i: usize) -> bool {
+        self.members[i].process().exit().is_some()
+    }
+
     /// Everything that a member has logged, over all its starts.
     pub(crate) fn log(&self, i: usize) -> String {
         self.members[i].process().output()

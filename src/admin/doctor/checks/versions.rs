@@ -29,11 +29,40 @@ impl DoctorInputs<'_> {
         }
     }
 
+    /// Notes what members of their version do on a direct connection, and not through Keyward: end or split
+    /// over a request, and apply writes without permission while an alarm is raised.
+    pub(super) fn weaknesses(&self, findings: &mut DoctorFindings) {
+        let OpenHoles { weaknesses, unchecked_under_alarm, .. } = self.members.open_holes();
+        let mut open = Vec::new();
+        if weaknesses.sort_options {
+            open.push("ends over a range with an unknown sort order or target (etcd-io/etcd#13554)");
+        }
+        if weaknesses.split_txns {
+            open.push(
+                "may differ from the others after a txn that writes and reads at a revision \
+                       (etcd-io/etcd#18667)",
+            );
+        }
+        if unchecked_under_alarm {
+            open.push(
+                "applies deletions and changes of users without permission while an alarm is raised \
+                 (etcd-io/etcd#22386)",
+            );
+        }
+        if !open.is_empty() {
+            let what =
+                format!("some member, on a direct connection: {}; not through Keyward", open.join("; "));
+            let fix = "let nobody but Keyward reach the members' client URLs, or bring the members to \
+                       etcd 3.7; protection.mode sheds writes before the quota is reached";
+            findings.note("member_weaknesses", "cluster", what, fix);
+        }
+    }
+
     /// Checks the members for published holes in etcd's access control: open on a direct connection, and
     /// closed through Keyward.
     pub(super) fn open_holes(&self, findings: &mut DoctorFindings) {
         let holes = self.members.open_holes();
-        if self.auth != AuthSetting::On || holes == OpenHoles::default() {
+        if self.auth != AuthSetting::On {
             return;
         }
         let mut open = Vec::new();
@@ -48,6 +77,9 @@ impl DoctorInputs<'_> {
         }
         if holes.unchecked_watches {
             open.push("watches beyond the permitted key (GHSA-xg4h-6gfc-h4m8)");
+        }
+        if open.is_empty() {
+            return;
         }
         let through = match self.config.policy.require_identity {
             RequireIdentity::AsEtcd if holes.unguarded_methods => {
