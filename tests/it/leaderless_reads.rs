@@ -103,7 +103,7 @@ fn a_client_is_not_shown_less_than_it_was_shown_by_a_member_that_is_lost() {
         let (members, keyward) = three();
         let client = keyward.client().await;
         let (written, at) = tokio::join!(client.call(PUT, put(1)), async {
-            let (at, call) = crate::member::next_of(&members).await;
+            let (at, call) = next_of(&members).await;
             call.reply(&was_put(10)).await;
             at
         });
