@@ -115,7 +115,7 @@ impl Refusal {
     pub const MALFORMED_CHUNKS: Self = malformed("keyward: the body's chunks are malformed");
     /// A request without the key that etcd needs.
     pub const EMPTY_KEY: Self = malformed("etcdserver: key is not provided");
-    /// A sort order or target unknown to etcd, in the words of etcd 3.6.
+    /// A sort target unknown to etcd, in the words of etcd 3.6.
     pub const SORT_OPTION: Self = malformed("etcdserver: invalid sort option");
     /// A Txn that changes a key twice.
     pub const DUPLICATE_KEY: Self = malformed("etcdserver: duplicate key given in txn request");

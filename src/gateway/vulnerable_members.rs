@@ -17,7 +17,7 @@ use crate::gateway::call::Call;
 use crate::gateway::unary_request::UnaryRequest;
 use crate::members::membership::AuthSetting;
 use crate::members::open_holes::OpenHoles;
-use crate::pb::etcdserverpb::LeaseTimeToLiveRequest;
+use crate::pb::etcdserverpb::{AuthRoleGetRequest, LeaseTimeToLiveRequest};
 use crate::pb::v3electionpb::ProclaimRequest;
 use crate::refusal::{Code, Refusal, Status};
 use crate::rpc::body_shape::{lock_lease, user_name};
@@ -40,6 +40,10 @@ enum RequiredPermission {
     AllLeases,
     /// The role root, while an alarm is raised.
     RootUnderAlarm,
+    /// The role root for a call about users and roles, while an alarm is raised.
+    UsersUnderAlarm,
+    /// This role, or the role root, while an alarm is raised.
+    RoleUnderAlarm(String),
     /// All permissions that the request needs for keys, while an alarm is raised.
     KeysUnderAlarm,
 }
@@ -58,39 +62,33 @@ pub fn probe<'a>(
         return None;
     }
     let is_nobody = matches!(request.caller.upstream_user, UpstreamUser::Nobody);
-    let under_alarm = required_under_alarm(call.method, request.effect)
-        .filter(|_| !asks_for_itself(call.method, request))
+    // `require_identity = "as-etcd"`: etcd serves such a caller all methods but those for keys and for users.
+    let is_exempt = is_nobody && call.method.body != MessageId::TxnRequest;
+    let under_alarm = required_under_alarm(call.method, request)
+        .filter(|required| !is_nobody || !matches!(required, RequiredPermission::RootUnderAlarm))
         .filter(|_| holes.unchecked_under_alarm)
         .filter(|_| {
             call.snapshot().members.may_have_alarm() || upstream.members.alarms.is_recent(Instant::now())
         });
-    let is_under_alarm = under_alarm.is_some();
-    let required = match under_alarm {
-        Some(required) => Ok(Some(required)),
-        None => required_permission(call.method, request.effect, request.message(), holes),
-    };
-    let required = match required {
-        Ok(required) => required?,
+    let required = match required_permission(call.method, request.effect, request.message(), holes) {
+        Ok(required) => required.filter(|_| !is_exempt),
         Err(refusal) => {
             let refusal = call.count_not_canonical(refusal);
             return Some(async { Err(refusal) }.boxed_local());
         }
     };
-    // `require_identity = "as-etcd"`: etcd serves such a caller all methods but those for keys.
-    if is_nobody && !is_under_alarm && call.method.body != MessageId::TxnRequest {
+    if required.is_none() && under_alarm.is_none() {
         return None;
     }
     let probe = PermissionProbe { upstream: Rc::clone(upstream), user: request.caller.upstream_user.clone() };
     let proved = async move {
+        let required = match under_alarm {
+            Some(under_alarm) if probe.may_have_alarm().await => Some(under_alarm),
+            _ => required,
+        };
         let answered = match required {
-            RequiredPermission::Root => probe.is_root().await,
-            RequiredPermission::Ranges(parts) => {
-                probe.has(parts.permissions, &parts.leases, KeyAccess::Write).await
-            }
-            RequiredPermission::AllLeases => probe.may_list_leases().await,
-            RequiredPermission::RootUnderAlarm => probe.is_root_under_alarm().await,
-            RequiredPermission::KeysUnderAlarm => probe.has_roles_for(call.method, request.message()).await,
-            RequiredPermission::LeaseKeys(lease) => probe.has(Vec::new(), &[lease], KeyAccess::Read).await,
+            None => Ok(()),
+            Some(required) => prove(call, request, &probe, required).await,
         };
         answered.map_err(|refusal| in_the_methods_form(call.method, refusal)).inspect_err(|refusal| {
             tracing::debug!(
@@ -105,11 +103,26 @@ pub fn probe<'a>(
     Some(proved.boxed_local())
 }
 
-/// True for a question about the caller's own user, which etcd answers to every user.
-fn asks_for_itself(method: &Method, request: &UnaryRequest) -> bool {
-    let UpstreamUser::User(identity) = &request.caller.upstream_user else { return false };
-    method.body == MessageId::AuthUserGetRequest
-        && user_name(request.message()) == Some(identity.user().as_str())
+/// Asks etcd if the caller has the permission.
+async fn prove(
+    call: &Call<'_>,
+    request: &UnaryRequest,
+    probe: &PermissionProbe,
+    required: RequiredPermission,
+) -> Result<(), Refusal> {
+    match required {
+        RequiredPermission::Root => probe.is_root().await,
+        RequiredPermission::Ranges(parts) => {
+            probe.has(parts.permissions, &parts.leases, KeyAccess::Write).await
+        }
+        RequiredPermission::AllLeases => probe.may_list_leases().await,
+        RequiredPermission::LeaseKeys(lease) => probe.has(Vec::new(), &[lease], KeyAccess::Read).await,
+        RequiredPermission::RootUnderAlarm | RequiredPermission::UsersUnderAlarm => {
+            probe.is_root_under_alarm().await
+        }
+        RequiredPermission::RoleUnderAlarm(role) => probe.has_role(&role).await,
+        RequiredPermission::KeysUnderAlarm => probe.has_roles_for(call.method, request.message()).await,
+    }
 }
 
 /// The refusal in the form of a patched etcd: the Lock and Election services send a denial with code
@@ -124,9 +137,9 @@ fn in_the_methods_form(method: &Method, refusal: Refusal) -> Refusal {
 /// The permission required for a call that members before etcd 3.6 apply without a check while an alarm is
 /// raised. A Put is refused by the members then, and reads are answered outside of the apply. Deletions and
 /// revocations, which free room, are judged by the caller's own roles.
-fn required_under_alarm(method: &Method, effect: Effect) -> Option<RequiredPermission> {
+fn required_under_alarm(method: &Method, request: &UnaryRequest) -> Option<RequiredPermission> {
     match method.body {
-        _ if effect == Effect::ReadOnly && method.class != Class::Auth => None,
+        _ if request.effect == Effect::ReadOnly && method.class != Class::Auth => None,
         MessageId::TxnRequest
         | MessageId::DeleteRangeRequest
         | MessageId::LeaseRevokeRequest
@@ -137,9 +150,20 @@ fn required_under_alarm(method: &Method, effect: Effect) -> Option<RequiredPermi
         | MessageId::DowngradeRequest
         | MessageId::AlarmRequest => Some(RequiredPermission::RootUnderAlarm),
         MessageId::AuthStatusRequest | MessageId::AuthenticateRequest => None,
-        _ if method.class == Class::Auth => Some(RequiredPermission::RootUnderAlarm),
+        MessageId::AuthRoleGetRequest => {
+            let role = AuthRoleGetRequest::decode(request.message()).unwrap_or_default().role;
+            Some(RequiredPermission::RoleUnderAlarm(role))
+        }
+        // etcd answers every user about the user itself.
+        MessageId::AuthUserGetRequest if names_the_caller(request) => None,
+        _ if method.class == Class::Auth => Some(RequiredPermission::UsersUnderAlarm),
         _ => None,
     }
+}
+
+fn names_the_caller(request: &UnaryRequest) -> bool {
+    let UpstreamUser::User(identity) = &request.caller.upstream_user else { return false };
+    user_name(request.message()) == Some(identity.user().as_str())
 }
 
 /// The permission required by a patched etcd and unchecked by a member with `holes`; `None` if every member

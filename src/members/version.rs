@@ -75,7 +75,7 @@ pub struct VersionTraits {
     /// True: permissions are checked also while an alarm is raised. False: writes and changes of users are
     /// applied without a check then.
     pub checks_under_alarm: bool,
-    /// True: a Range with an unknown sort order or target is refused. False: the member panics over it.
+    /// True: a Range with an unknown sort target is refused. False: the member panics over it.
     pub checks_sort_options: bool,
     /// True: every member evaluates the ranges of a Txn that writes. False: the answering member alone
     /// evaluates the ranges at the Txn's top level; where one of them fails, the other members apply the Txn

@@ -16,8 +16,7 @@ use crate::refusal::Refusal;
 
 /// The longest key of bbolt, the file format of etcd's store, in bytes. etcd stores users and roles by name.
 const LONGEST_NAME: usize = 32_768;
-/// The largest sort order, and the largest sort target.
-const LAST_SORT_ORDER: i64 = 2;
+/// The largest sort target.
 const LAST_SORT_TARGET: i64 = 4;
 /// Actions and types of alarms.
 const ACTIVATE: i64 = 1;
@@ -29,7 +28,7 @@ const NO_END: &[u8] = b"\0";
 /// Weaknesses of members in use that newer members do not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weaknesses {
-    /// Panics over an unknown sort order or target.
+    /// Panics over an unknown sort target.
     pub sort_options: bool,
     /// Leaves out the ranges of a Txn that writes where another member answers, and so applies a Txn that the
     /// other member refuses for such a range.
@@ -69,13 +68,11 @@ fn named(message: &[u8]) -> Option<&[u8]> {
     fields(message).find(|(number, _)| *number == 1)?.1.bytes()
 }
 
-/// True for a RangeRequest with a sort order or target outside of etcd's set: etcd before 3.6 sorts by
-/// nothing, and panics.
+/// True for a RangeRequest with a sort target outside of etcd's set: etcd before 3.6 sorts by nothing, and
+/// panics. By an order outside of the set it does not sort.
 fn has_unknown_sort(range: &[u8]) -> bool {
-    fields(range).any(|(number, value)| match (number, value.signed()) {
-        (5, Some(order)) => !(0..=LAST_SORT_ORDER).contains(&order),
-        (6, Some(target)) => !(0..=LAST_SORT_TARGET).contains(&target),
-        _ => false,
+    fields(range).any(|(number, value)| {
+        number == 6 && !value.signed().is_some_and(|target| (0..=LAST_SORT_TARGET).contains(&target))
     })
 }
 
@@ -194,14 +191,13 @@ mod tests {
     }
 
     #[test]
-    fn a_sort_option_is_one_that_etcd_has_at_any_depth() {
+    fn a_sort_target_is_one_that_etcd_has_at_any_depth() {
         let sorted =
             |sort_order, sort_target| RangeRequest { sort_order, sort_target, ..RangeRequest::default() };
         for order in [-1, 0, 1, 2, 3, i32::MAX] {
             for target in [-1, 0, 1, 2, 3, 4, 5, 9, i32::MIN] {
                 let range = sorted(order, target);
-                let known = (0..=2).contains(&order) && (0..=4).contains(&target);
-                let expected = (!known).then_some(Refusal::SORT_OPTION);
+                let expected = (!(0..=4).contains(&target)).then_some(Refusal::SORT_OPTION);
                 assert_eq!(of("/etcdserverpb.KV/Range", &range), expected, "{order} {target}");
                 let inner = txn(vec![], vec![Request::RequestRange(range.clone())]);
                 assert_eq!(of(TXN, &inner), expected);

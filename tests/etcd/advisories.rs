@@ -16,10 +16,11 @@ use keyward::pb::etcdserverpb::request_op::Request as Op;
 use keyward::pb::etcdserverpb::watch_client::WatchClient;
 use keyward::pb::etcdserverpb::watch_request::RequestUnion;
 use keyward::pb::etcdserverpb::{
-    AlarmRequest, AuthRoleAddRequest, AuthUserGetRequest, AuthUserGrantRoleRequest, CompactionRequest,
-    DeleteRangeRequest, DowngradeRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
-    LeaseLeasesRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest, MemberListRequest, MoveLeaderRequest,
-    PutRequest, RangeRequest, RequestOp, StatusRequest, TxnRequest, WatchCreateRequest, WatchRequest,
+    AlarmRequest, AuthRoleAddRequest, AuthRoleGetRequest, AuthUserGetRequest, AuthUserGrantRoleRequest,
+    CompactionRequest, DeleteRangeRequest, DowngradeRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
+    LeaseKeepAliveResponse, LeaseLeasesRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest,
+    MemberListRequest, MoveLeaderRequest, PutRequest, RangeRequest, RequestOp, StatusRequest, TxnRequest,
+    WatchCreateRequest, WatchRequest,
 };
 use keyward::rpc::txn_permissions::{KeyAccess, KeyPermission, MOST_OPS, judge_txn};
 use prost::Message as _;
@@ -457,7 +458,7 @@ impl Scene {
     }
 
     /// By bob, who may do nothing.
-    fn attacks_under_alarm(&self) -> [(&'static str, &'static str, Vec<u8>); 8] {
+    fn attacks_under_alarm(&self) -> [(&'static str, &'static str, Vec<u8>); 9] {
         let delete = |key: &'static str| DeleteRangeRequest { key: key.into(), ..Default::default() };
         let in_txn = RequestOp { request: Some(Op::RequestDeleteRange(delete("/secret/y"))) };
         let txn = TxnRequest { success: vec![in_txn], ..TxnRequest::default() };
@@ -475,6 +476,11 @@ impl Scene {
             ("compact", "/etcdserverpb.KV/Compact", compaction.encode_to_vec()),
             ("list users", "/etcdserverpb.Auth/UserList", Vec::new()),
             (
+                "read a role",
+                "/etcdserverpb.Auth/RoleGet",
+                AuthRoleGetRequest { role: "ra".into() }.encode_to_vec(),
+            ),
+            (
                 "read a user",
                 "/etcdserverpb.Auth/UserGet",
                 AuthUserGetRequest { name: "root".into() }.encode_to_vec(),
@@ -485,7 +491,7 @@ impl Scene {
     }
 
     /// What frees room, and what root may do. Takes the alarm back at the end.
-    fn permitted_under_alarm(&self) -> [(User, &'static str, Vec<u8>); 6] {
+    fn permitted_under_alarm(&self) -> [(User, &'static str, Vec<u8>); 7] {
         let delete = DeleteRangeRequest { key: "/a/".into(), range_end: "/a0".into(), prev_kv: true };
         let disarm = AlarmRequest { action: 2, member_id: self.leader, alarm: 1 };
         let role = AuthRoleAddRequest { name: "new".into() };
@@ -497,6 +503,7 @@ impl Scene {
                 LeaseRevokeRequest { id: self.lease_of_alice }.encode_to_vec(),
             ),
             ("bob", "/etcdserverpb.Auth/UserGet", AuthUserGetRequest { name: "bob".into() }.encode_to_vec()),
+            ("alice", "/etcdserverpb.Auth/RoleGet", AuthRoleGetRequest { role: "ra".into() }.encode_to_vec()),
             ("root", "/etcdserverpb.Auth/RoleAdd", role.encode_to_vec()),
             ("root", "/etcdserverpb.Auth/UserList", Vec::new()),
             ("root", "/etcdserverpb.Maintenance/Alarm", disarm.encode_to_vec()),

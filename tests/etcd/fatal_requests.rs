@@ -103,7 +103,6 @@ fn rows() -> Vec<Row> {
     let split = txn(vec![Op::RequestRange(at_revision), Op::RequestPut(put("/q"))]);
     vec![
         row("sort target", RANGE, &sorted(1, 9), before_36, &sort),
-        row("sort order", RANGE, &sorted(7, 0), Fatal::Splits, &sort),
         row("local sort target", RANGE, &local, before_36, &sort),
         row("sort target in a Txn", TXN, &txn(vec![Op::RequestRange(sorted(1, 9))]), before_36, &sort),
         row("sort target in a nested Txn", TXN, &nested, before_36, &sort),

@@ -9,12 +9,14 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use prost::Message as _;
+use tokio::time::timeout;
 
-use super::{PermissionProbe, Unproved, within_patience};
+use super::{PATIENCE, PermissionProbe, Unproved, within_patience};
 use crate::members::choose::MemberTarget;
 use crate::pb::authpb::{Permission, permission};
 use crate::pb::etcdserverpb::{
-    AuthRoleGetRequest, AuthRoleGetResponse, AuthUserGetRequest, AuthUserGetResponse, HashKvRequest,
+    AlarmRequest, AlarmResponse, AuthRoleGetRequest, AuthRoleGetResponse, AuthUserGetRequest,
+    AuthUserGetResponse, HashKvRequest,
 };
 use crate::refusal::Refusal;
 use crate::rpc::key_range::{KeyRange, is_covered};
@@ -23,6 +25,7 @@ use crate::rpc::touch::{self, Action, TouchTarget};
 use crate::rpc::txn_permissions::KeyAccess;
 use crate::upstream::send::UpstreamUser;
 
+const ALARM: &str = "/etcdserverpb.Maintenance/Alarm";
 const HASH_KV: &str = "/etcdserverpb.Maintenance/HashKV";
 const USER_GET: &str = "/etcdserverpb.Auth/UserGet";
 const ROLE_GET: &str = "/etcdserverpb.Auth/RoleGet";
@@ -38,6 +41,26 @@ struct NeededRange {
 }
 
 impl PermissionProbe {
+    /// True if an alarm is raised, or if no member says that none is. Any user may ask.
+    pub async fn may_have_alarm(&self) -> bool {
+        let asked = AlarmRequest::default().encode_to_vec();
+        let listed = timeout(PATIENCE, self.ask(ALARM, &asked, MemberTarget::Any)).await;
+        let alarms = listed.ok().and_then(Result::ok).and_then(|answer| AlarmResponse::decode(answer).ok());
+        alarms.is_none_or(|answer| !answer.alarms.is_empty())
+    }
+
+    /// Succeeds if the user has this role, or the root role.
+    ///
+    /// # Errors
+    /// etcd's refusal, or no member answered.
+    pub async fn has_role(&self, role: &str) -> Result<(), Refusal> {
+        within_patience(async {
+            let roles = self.roles().await?;
+            if roles.iter().any(|own| own == role || own == ROOT_ROLE) { Ok(()) } else { Err(denied()) }
+        })
+        .await
+    }
+
     /// Succeeds if the user has the root role. A member answers a HashKV behind its check of the role, and at
     /// a revision to come before it hashes anything.
     ///
@@ -81,20 +104,27 @@ impl PermissionProbe {
     }
 
     async fn permissions(&self) -> Result<UserPermissions, Unproved> {
-        let UpstreamUser::User(identity) = &self.user else { return Ok(UserPermissions::Of(Vec::new())) };
-        let asked = AuthUserGetRequest { name: identity.user().as_str().to_owned() }.encode_to_vec();
-        let answer = self.ask(USER_GET, &asked, MemberTarget::Any).await?;
-        let user = AuthUserGetResponse::decode(answer).map_err(unreadable)?;
-        if user.roles.iter().any(|role| role == ROOT_ROLE) {
+        let roles = self.roles().await?;
+        if roles.iter().any(|role| role == ROOT_ROLE) {
             return Ok(UserPermissions::Root);
         }
         let mut permissions = Vec::new();
-        for role in user.roles {
+        for role in roles {
             let asked = AuthRoleGetRequest { role }.encode_to_vec();
             let answer = self.ask(ROLE_GET, &asked, MemberTarget::Any).await?;
             permissions.extend(AuthRoleGetResponse::decode(answer).map_err(unreadable)?.perm);
         }
         Ok(UserPermissions::Of(permissions))
+    }
+}
+
+impl PermissionProbe {
+    /// The roles of the user.
+    async fn roles(&self) -> Result<Vec<String>, Unproved> {
+        let UpstreamUser::User(identity) = &self.user else { return Ok(Vec::new()) };
+        let asked = AuthUserGetRequest { name: identity.user().as_str().to_owned() }.encode_to_vec();
+        let answer = self.ask(USER_GET, &asked, MemberTarget::Any).await?;
+        Ok(AuthUserGetResponse::decode(answer).map_err(unreadable)?.roles)
     }
 }
 

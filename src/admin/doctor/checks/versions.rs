@@ -35,7 +35,7 @@ impl DoctorInputs<'_> {
         let OpenHoles { weaknesses, unchecked_under_alarm, .. } = self.members.open_holes();
         let mut open = Vec::new();
         if weaknesses.sort_options {
-            open.push("ends over a range with an unknown sort order or target (etcd-io/etcd#13554)");
+            open.push("ends over a range with an unknown sort target (etcd-io/etcd#13554)");
         }
         if weaknesses.split_txns {
             open.push(
