@@ -83,6 +83,9 @@ impl PermissionProbe {
     /// # Errors
     /// The roles permit less, the message cannot be read, or no member answered.
     pub async fn has_roles_for(&self, method: &Method, message: &[u8]) -> Result<(), Refusal> {
+        if matches!(self.user, UpstreamUser::Nobody) {
+            return Err(Refusal::USER_EMPTY);
+        }
         within_patience(async {
             let permissions = match self.permissions().await? {
                 UserPermissions::Root => return Ok(()),
