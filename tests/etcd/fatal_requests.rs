@@ -213,7 +213,11 @@ async fn each_request_ends_a_member_that_is_asked_directly() {
 #[tokio::test]
 async fn a_read_that_ends_a_member_for_want_of_memory_ends_one() {
     const MIB: usize = 1 << 20;
-    const VALUES: usize = 96;
+    // So many that no memory which Go's collector happens to have spared is enough.
+    const VALUES: usize = 320;
+    if !full() {
+        return;
+    }
     let version = crate::harness::binary::newest("3.5");
     let mut cluster = Cluster::start(&version, Options { members: 3, ..Options::default() }).await;
     let site = Site::new();
