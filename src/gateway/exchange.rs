@@ -205,6 +205,11 @@ impl Exchange<'_> {
         NextStep::AfterPause
     }
 
+    /// The request message without its frame.
+    fn message(&self) -> &[u8] {
+        self.body.get(PREFIX..).unwrap_or_default()
+    }
+
     fn choose(&self, tried: &[MemberId]) -> Option<Arc<Member>> {
         self.choose_among(&self.call.gateway.upstream.members.snapshot.load(), tried, Instant::now())
     }
@@ -341,13 +346,12 @@ impl Exchange<'_> {
                 if let Some(lock_wait) = lock_wait {
                     lock_wait.lost();
                 }
-                match self.effect {
-                    _ if lock_wait.is_some() => {
+                match (self.effect, lock_wait) {
+                    (Effect::ReadOnly, None) if with_connection => Attempt::ReadLost,
+                    (Effect::ReadOnly, _) | (_, Some(_)) => {
                         Attempt::Again(None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)
                     }
-                    Effect::ReadOnly if with_connection => Attempt::ReadLost,
-                    Effect::ReadOnly => Attempt::Again(None, Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
-                    _ => Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
+                    (_, None) => Attempt::Refused(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
                 }
             }
         }
@@ -379,8 +383,7 @@ impl Exchange<'_> {
             self.wanted,
             MemberTarget::Any | MemberTarget::Near | MemberTarget::Home(_) | MemberTarget::LeaderFirst
         );
-        let small =
-            || body_shape::is_of_one_key(self.call.method, self.body.get(PREFIX..).unwrap_or_default());
+        let small = || body_shape::is_of_one_key(self.call.method, self.message());
         if balanced && small() { LatencySampling::Tells } else { LatencySampling::TellsNothing }
     }
 
@@ -457,7 +460,7 @@ impl Exchange<'_> {
         (began, in_flight): (Instant, Option<InFlightCall<'_>>),
     ) -> Attempt {
         let now = Instant::now();
-        self.call.record.note_answered(self.body.get(PREFIX..).unwrap_or_default(), began, now);
+        self.call.record.note_answered(self.message(), began, now);
         let Some(status) = answer.status().filter(|status| !status.is_ok()).cloned() else {
             if let Some(took) = in_flight.and_then(|in_flight| in_flight.answered(true, now)) {
                 self.call.gateway.usage.shedding.note_latency(took);

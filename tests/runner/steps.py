@@ -16,7 +16,8 @@ from folder import ROOT, TABLES, tomllib
 
 PROFILE = ("--profile", "ci", "--locked")
 # How tests are built: with the programs of benches, and with planted faults, of which each is off until the simulation's checker is checked.
-CARGO = (*PROFILE, "--features", "budget,faults,peers")
+FEATURES = ("--features", "budget,faults,peers")
+CARGO = (*PROFILE, *FEATURES)
 EVERY_TEST = ("--all-targets", "--no-run")
 NEXTEST = ("--cargo-profile", *CARGO[1:])
 # How the program and the tests are compiled.
@@ -121,7 +122,7 @@ def lints(run):
     the library as it is released."""
     ok = run.is_incremental or linted_in_build(run)
     if run.is_incremental or run.mode == "full":
-        features = [["--features", "budget,faults,peers"], *([[]] if run.mode == "full" else [])]
+        features = [FEATURES, *([()] if run.mode == "full" else [])]
         ok = all([ok, *(run.command("cargo", "clippy", *PROFILE, "--all-targets", *chosen, "--", "-D", "warnings") for chosen in features)])
         ok = all([ok, run.mode == "quick" or run.command("cargo", "doc", *PROFILE, "--no-deps", RUSTDOCFLAGS="-D warnings")])
     return ok

@@ -19,7 +19,6 @@ use crate::lease::lock_wait::LockWait;
 use crate::members::choose::MemberTarget;
 use crate::members::membership::Member;
 use crate::rpc::body_shape;
-use crate::rpc::frame::PREFIX;
 use crate::rpc::method::{Effect, Lane, StreamingSides};
 use crate::upstream::send::is_different_cluster;
 use crate::upstream::waiting_calls::is_still_served;
@@ -39,8 +38,8 @@ impl Exchange<'_> {
         let short = self.lane == Lane::Unary && !self.takes_long();
         let is_eligible = anywhere && reads && short && lock_wait.is_none() && !progress.hedged;
         // A read that may end a member is asked of one member.
-        let message = self.body.get(PREFIX..).unwrap_or_default();
-        (is_eligible && !progress.lost && !body_shape::is_heavy(self.call.method, message)).then_some(after)
+        let is_heavy = || body_shape::is_heavy(self.call.method, self.message());
+        (is_eligible && !progress.lost && !is_heavy()).then_some(after)
     }
 
     /// Makes an attempt at the permit's member, and after the delay `after` another attempt at a second

@@ -11,7 +11,6 @@ use super::{CallProgress, Exchange};
 use crate::members::membership::Member;
 use crate::refusal::Refusal;
 use crate::rpc::body_shape;
-use crate::rpc::frame::PREFIX;
 use crate::rpc::method::Effect;
 use crate::upstream::answer::OnLoss;
 
@@ -45,8 +44,7 @@ impl Exchange<'_> {
 
     /// Suspects this read, if `member` may end over it.
     pub(super) fn on_loss_of_heavy(&self, member: &Member) -> Option<OnLoss> {
-        let message = self.body.get(PREFIX..).unwrap_or_default();
-        let method = self.call.method;
+        let (method, message) = (self.call.method, self.message());
         if self.effect != Effect::ReadOnly || !body_shape::is_heavy(method, message) {
             return None;
         }

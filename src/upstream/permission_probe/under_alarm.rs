@@ -22,7 +22,7 @@ use crate::refusal::Refusal;
 use crate::rpc::key_range::{KeyRange, is_covered};
 use crate::rpc::method::Method;
 use crate::rpc::touch::{self, Action, TouchTarget};
-use crate::rpc::txn_permissions::KeyAccess;
+use crate::rpc::txn_permissions::{KeyAccess, KeyPermission};
 use crate::upstream::send::UpstreamUser;
 
 const ALARM: &str = "/etcdserverpb.Maintenance/Alarm";
@@ -32,13 +32,6 @@ const ROLE_GET: &str = "/etcdserverpb.Auth/RoleGet";
 const ROOT_ROLE: &str = "root";
 /// The answer to a HashKV at a revision to come.
 const FUTURE_REVISION: &str = "etcdserver: mvcc: required revision is a future revision";
-
-/// A range of keys, owned, and the access to it.
-struct NeededRange {
-    access: KeyAccess,
-    key: Bytes,
-    range_end: Bytes,
-}
 
 impl PermissionProbe {
     /// True if an alarm is raised, or if no member says that none is. Any user may ask.
@@ -94,8 +87,7 @@ impl PermissionProbe {
             let (mut needed, leases) = needed(method, message).ok_or_else(denied)?;
             for lease in leases {
                 let keys = self.lease_keys(lease).await?;
-                let of_key = |key| NeededRange { access: KeyAccess::Write, key, range_end: Bytes::new() };
-                needed.extend(keys.into_iter().map(of_key));
+                needed.extend(keys.into_iter().map(|key| KeyPermission::of_key(KeyAccess::Write, key)));
             }
             if needed.iter().all(|needed| is_permitted(needed, &permissions)) {
                 Ok(())
@@ -104,6 +96,14 @@ impl PermissionProbe {
             }
         })
         .await
+    }
+
+    /// The roles of the user.
+    async fn roles(&self) -> Result<Vec<String>, Unproved> {
+        let UpstreamUser::User(identity) = &self.user else { return Ok(Vec::new()) };
+        let asked = AuthUserGetRequest { name: identity.user().as_str().to_owned() }.encode_to_vec();
+        let answer = self.ask(USER_GET, &asked, MemberTarget::Any).await?;
+        Ok(AuthUserGetResponse::decode(answer).map_err(unreadable)?.roles)
     }
 
     async fn permissions(&self) -> Result<UserPermissions, Unproved> {
@@ -121,16 +121,6 @@ impl PermissionProbe {
     }
 }
 
-impl PermissionProbe {
-    /// The roles of the user.
-    async fn roles(&self) -> Result<Vec<String>, Unproved> {
-        let UpstreamUser::User(identity) = &self.user else { return Ok(Vec::new()) };
-        let asked = AuthUserGetRequest { name: identity.user().as_str().to_owned() }.encode_to_vec();
-        let answer = self.ask(USER_GET, &asked, MemberTarget::Any).await?;
-        Ok(AuthUserGetResponse::decode(answer).map_err(unreadable)?.roles)
-    }
-}
-
 enum UserPermissions {
     Root,
     Of(Vec<Permission>),
@@ -145,7 +135,7 @@ fn unreadable(_fault: prost::DecodeError) -> Unproved {
 }
 
 /// The ranges, and the leases whose keys must all be writable; `None` for a message that cannot be read.
-fn needed(method: &Method, message: &[u8]) -> Option<(Vec<NeededRange>, Vec<i64>)> {
+fn needed(method: &Method, message: &[u8]) -> Option<(Vec<KeyPermission>, Vec<i64>)> {
     let (mut ranges, mut leases) = (Vec::new(), Vec::new());
     let visited = touch::visit(method, message, &mut |touch| {
         match touch.target {
@@ -153,7 +143,7 @@ fn needed(method: &Method, message: &[u8]) -> Option<(Vec<NeededRange>, Vec<i64>
                 let access = if touch.action == Action::Read { KeyAccess::Read } else { KeyAccess::Write };
                 let (key, range_end) = range.fields();
                 let (key, range_end) = (Bytes::copy_from_slice(key), Bytes::copy_from_slice(range_end));
-                ranges.push(NeededRange { access, key, range_end });
+                ranges.push(KeyPermission { access, key, range_end });
             }
             TouchTarget::KeysOfLease(lease) | TouchTarget::KeysSharingLease(lease) => leases.push(lease),
             TouchTarget::Cluster => {}
@@ -164,7 +154,7 @@ fn needed(method: &Method, message: &[u8]) -> Option<(Vec<NeededRange>, Vec<i64>
 }
 
 /// True if the union of the permissions of the needed kind has the whole range, as etcd judges.
-fn is_permitted(needed: &NeededRange, permissions: &[Permission]) -> bool {
+fn is_permitted(needed: &KeyPermission, permissions: &[Permission]) -> bool {
     let suits = |permission: &&Permission| match permission.perm_type() {
         permission::Type::Read => needed.access == KeyAccess::Read,
         permission::Type::Write => needed.access == KeyAccess::Write,
@@ -192,7 +182,7 @@ mod tests {
     fn a_range_is_permitted_by_the_union_of_permissions_of_its_kind() {
         use permission::Type::{Read, Readwrite, Write};
         let needs = |access, key: &'static str, end: &'static str, permissions: &[Permission]| {
-            is_permitted(&NeededRange { access, key: key.into(), range_end: end.into() }, permissions)
+            is_permitted(&KeyPermission { access, key: key.into(), range_end: end.into() }, permissions)
         };
         let roles =
             [permission(Write, "a", "c"), permission(Readwrite, "c", "e"), permission(Read, "e", "\0")];
