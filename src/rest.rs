@@ -146,10 +146,10 @@ impl RestFace {
         form: JsonGateway,
     ) -> Response<AnswerBody> {
         let (head, body) = request.into_parts();
-        if let ClientBody::Http1(_, connection) = &body
+        if let ClientBody::Http1(body) = &body
             && method.is_lasting()
         {
-            connection.end_with_client();
+            body.bond().end_with_client();
         }
         let headers = match grpc_headers(&head.headers) {
             Ok(_) if is_encoded(&head.headers) => Err(encoded_body()),

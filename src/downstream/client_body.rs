@@ -9,7 +9,7 @@ use std::error::Error as _;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
@@ -24,10 +24,17 @@ use crate::refusal::Refusal;
 pub enum ClientBody {
     /// Received over HTTP/2.
     Http2(Http2Body),
-    /// Received over HTTP/1, and the way to take over the connection.
-    Http1(Box<Incoming>, Rc<UpgradeSlot>),
+    /// Received over HTTP/1.
+    Http1(Http1Body),
     /// Made by Keyward from another body.
     Made(MadeBody),
+}
+
+/// A body received over HTTP/1, with the bond of its request to the connection. Once the body was read to
+/// its end, or dropped, the connection may look behind it.
+pub struct Http1Body {
+    incoming: Box<Incoming>,
+    bond: Rc<Http1Bond>,
 }
 
 /// A body made by Keyward from another body.
@@ -77,17 +84,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> UpgradedStream for T {}
 /// read behind the request.
 pub type UpgradeHandler = Box<dyn FnOnce(Box<dyn UpgradedStream>, Bytes) -> LocalBoxFuture<'static, ()>>;
 
-/// The place for the handler of an upgraded HTTP/1 connection, and the bond of a request to its client. The
-/// handler of a request puts its handler here before it answers 101.
+/// The bond between a connection of HTTP/1 and its current request: the place for the handler that takes over
+/// the connection, put there before the answer 101, and the needs of the request.
 #[derive(Default)]
-pub struct UpgradeSlot {
+pub struct Http1Bond {
     handler: RefCell<Option<UpgradeHandler>>,
     ends_with_client: Cell<bool>,
+    is_read: Cell<bool>,
+    /// The connection, while it waits for the end of the request's body.
+    waiting: Cell<Option<Waker>>,
 }
 
-impl UpgradeSlot {
+impl Http1Bond {
     /// Sets the handler.
-    pub fn set(&self, handler: UpgradeHandler) {
+    pub fn take_over_with(&self, handler: UpgradeHandler) {
         self.handler.replace(Some(handler));
     }
 
@@ -97,17 +107,64 @@ impl UpgradeSlot {
     }
 
     /// Takes the handler, if one was set.
-    pub(super) fn take(&self) -> Option<UpgradeHandler> {
+    pub(super) fn take_handler(&self) -> Option<UpgradeHandler> {
         self.handler.take()
     }
 
     /// Begins the next request.
     pub(super) fn reset(&self) {
         self.ends_with_client.set(false);
+        self.is_read.set(false);
     }
 
     pub(super) fn ends_with_client(&self) -> bool {
         self.ends_with_client.get()
+    }
+
+    /// Ready once nobody reads more of the request: the next bytes of the client stand behind the request.
+    pub(super) fn poll_read(&self, cx: &Context<'_>) -> Poll<()> {
+        if self.is_read.get() {
+            return Poll::Ready(());
+        }
+        self.waiting.set(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+
+    fn note_read(&self) {
+        self.is_read.set(true);
+        if let Some(connection) = self.waiting.take() {
+            connection.wake();
+        }
+    }
+}
+
+impl Http1Body {
+    pub(super) fn new(incoming: Incoming, bond: &Rc<Http1Bond>) -> Self {
+        if incoming.is_end_stream() {
+            bond.note_read();
+        }
+        Self { incoming: Box::new(incoming), bond: Rc::clone(bond) }
+    }
+
+    /// The bond of the body's request to its connection.
+    #[must_use]
+    pub fn bond(&self) -> &Rc<Http1Bond> {
+        &self.bond
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ClientBodyError>>> {
+        let polled = Pin::new(&mut self.incoming).poll_frame(cx).map_err(|error| error_of(&error));
+        let is_over = !matches!(polled, Poll::Pending | Poll::Ready(Some(Ok(_))));
+        if is_over || self.incoming.is_end_stream() {
+            self.bond.note_read();
+        }
+        polled
+    }
+}
+
+impl Drop for Http1Body {
+    fn drop(&mut self) {
+        self.bond.note_read();
     }
 }
 
@@ -121,7 +178,7 @@ impl Body for ClientBody {
     ) -> Poll<Option<Result<Frame<Bytes>, ClientBodyError>>> {
         match self.get_mut() {
             Self::Http2(body) => Pin::new(body).poll_frame(cx).map_err(|_| ClientBodyError::ClientGone),
-            Self::Http1(body, _) => Pin::new(body).poll_frame(cx).map_err(|error| error_of(&error)),
+            Self::Http1(body) => body.poll_frame(cx),
             Self::Made(body) => body.as_mut().poll_frame(cx),
         }
     }
@@ -129,7 +186,7 @@ impl Body for ClientBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Http2(body) => body.is_end_stream(),
-            Self::Http1(body, _) => body.is_end_stream(),
+            Self::Http1(body) => body.incoming.is_end_stream(),
             Self::Made(body) => body.is_end_stream(),
         }
     }

@@ -27,7 +27,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Sleep, sleep};
 
-use crate::downstream::client_body::{AnswerBroken, ClientBody, UpgradeSlot};
+use crate::downstream::client_body::{AnswerBroken, ClientBody, Http1Body, Http1Bond};
 use crate::downstream::served_streams::ServedStreams;
 use crate::downstream::socket_progress::SocketProgress;
 use crate::downstream::watched_end::{SeenBehind, WatchedEnd};
@@ -46,7 +46,7 @@ where
     B: Body<Data = Bytes, Error = AnswerBroken> + 'static,
 {
     state: Http1State<T, B>,
-    upgrade: Rc<UpgradeSlot>,
+    bond: Rc<Http1Bond>,
     streams: Rc<ServedStreams>,
     is_leaving: bool,
     io: WatchedEnd<T>,
@@ -71,7 +71,7 @@ type Http1Answer<B> = Box<dyn Fn(Request<ClientBody>) -> LocalBoxFuture<'static,
 /// Calls the answer to a request for hyper.
 struct AnswerService<B> {
     answer: Http1Answer<B>,
-    upgrade: Rc<UpgradeSlot>,
+    bond: Rc<Http1Bond>,
     progress: Rc<SocketProgress>,
 }
 
@@ -83,9 +83,8 @@ impl<B> Service<Request<Incoming>> for AnswerService<B> {
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         self.progress.note_request();
-        self.upgrade.reset();
-        let upgrade = Rc::clone(&self.upgrade);
-        let request = request.map(|body| ClientBody::Http1(Box::new(body), upgrade));
+        self.bond.reset();
+        let request = request.map(|body| ClientBody::Http1(Http1Body::new(body, &self.bond)));
         (self.answer)(request).map(Ok)
     }
 }
@@ -104,8 +103,8 @@ where
         answer: impl Fn(Request<ClientBody>) -> F + 'static,
     ) -> Self {
         let answer: Http1Answer<B> = Box::new(move |request| answer(request).boxed_local());
-        let upgrade = Rc::<UpgradeSlot>::default();
-        let service = AnswerService { answer, upgrade: Rc::clone(&upgrade), progress: Rc::clone(progress) };
+        let bond = Rc::<Http1Bond>::default();
+        let service = AnswerService { answer, bond: Rc::clone(&bond), progress: Rc::clone(progress) };
         let buffer = usize::try_from(head_size).unwrap_or(usize::MAX).max(LEAST_BUFFER);
         let io = WatchedEnd::new(io);
         let connection = Builder::new()
@@ -118,7 +117,7 @@ where
             .serve_connection(TokioIo::new(io.clone()), service);
         Self {
             state: Http1State::Serving(Box::new(connection)),
-            upgrade,
+            bond,
             streams: Rc::clone(streams),
             is_leaving: false,
             io,
@@ -164,11 +163,13 @@ where
     /// answer, with which the connection is closed.
     fn poll_client_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.answer_time.is_none() {
+            // hyper reads the request, as fast as the request's reader, and sees an end within it.
+            ready!(self.bond.poll_read(cx));
             // hyper may have waited for these bytes, or reads them after this request.
             if ready!(self.io.poll_behind(cx)) == SeenBehind::Bytes {
                 return Poll::Ready(());
             }
-            let time = if self.upgrade.ends_with_client() { Duration::ZERO } else { ANSWER_TIME };
+            let time = if self.bond.ends_with_client() { Duration::ZERO } else { ANSWER_TIME };
             self.answer_time = Some(Box::pin(sleep(time)));
             // hyper closes an idle connection when it reads the end.
             return Poll::Ready(());
@@ -188,7 +189,7 @@ where
         };
         let parts = connection.into_parts();
         let io = parts.io.into_inner();
-        self.state = match self.upgrade.take() {
+        self.state = match self.bond.take_handler() {
             Some(handler) => {
                 let occupied = self.streams.occupy();
                 Http1State::Upgraded(
@@ -197,5 +198,85 @@ where
             }
             None => Http1State::Closing(io),
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::poll_fn;
+    use std::io;
+    use std::sync::Arc;
+
+    use http_body_util::{BodyExt as _, Empty};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex};
+
+    use super::*;
+
+    /// A pipe that counts its reads.
+    struct CountedReads(DuplexStream, Rc<Cell<usize>>);
+
+    impl AsyncRead for CountedReads {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            self.1.set(self.1.get() + 1);
+            Pin::new(&mut self.0).poll_read(cx, buffer)
+        }
+    }
+
+    impl AsyncWrite for CountedReads {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Pin::new(&mut self.0).poll_write(cx, bytes)
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.0).poll_flush(cx)
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.0).poll_shutdown(cx)
+        }
+    }
+
+    /// The number of reads until a request of `size` bytes was answered and its client had closed its side.
+    async fn reads_of(size: usize) -> usize {
+        let (client, server) = duplex(64 * 1024);
+        let reads = Rc::default();
+        let io = CountedReads(server, Rc::clone(&reads));
+        let streams = ServedStreams::new(1, Arc::default());
+        let mut server = Http1Server::new(io, 16 * 1024, &Rc::default(), &streams, async |request| {
+            let body: Request<ClientBody> = request;
+            let read = body.into_body().collect().await.expect("a whole body").to_bytes();
+            let length = read.len().to_string();
+            let none = Empty::new().map_err(|never: Infallible| match never {});
+            Response::builder().header("length", length).body(none).expect("a response")
+        });
+        let (mut from, mut to) = tokio::io::split(client);
+        let send = async {
+            let head = format!("POST / HTTP/1.1\r\nHost: k\r\nContent-Length: {size}\r\n\r\n");
+            to.write_all(head.as_bytes()).await.expect("open");
+            to.write_all(&vec![b'x'; size]).await.expect("open");
+            to.shutdown().await.expect("open");
+        };
+        let mut answer = String::new();
+        let serve = poll_fn(|cx| server.poll_serve(cx, false));
+        let ((), read, ()) = futures_util::join!(send, from.read_to_string(&mut answer), serve);
+        read.expect("text");
+        assert!(answer.contains(&format!("Length: {size}\r\n")), "{answer}");
+        reads.get()
+    }
+
+    /// The connection looks behind a request, never into it: a large one is read in large parts.
+    #[tokio::test]
+    async fn a_request_of_many_bytes_takes_few_reads() {
+        let (small, large) = (reads_of(1).await, reads_of(1024 * 1024).await);
+        assert!(large - small <= 1024 * 1024 / 4096, "{small} reads, and {large}");
     }
 }

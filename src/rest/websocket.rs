@@ -59,7 +59,7 @@ fn has_word(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
 /// Answers the handshake. The connection then serves the request's path by WebSocket.
 pub(super) fn accept(face: RestFace, request: Request<ClientBody>) -> Response<AnswerBody> {
     let (head, body) = request.into_parts();
-    let ClientBody::Http1(_, slot) = body else { return http_answer::empty(StatusCode::BAD_REQUEST) };
+    let ClientBody::Http1(body) = body else { return http_answer::empty(StatusCode::BAD_REQUEST) };
     let key = head.headers.get(SEC_WEBSOCKET_KEY).map(HeaderValue::as_bytes);
     let is_key = key.is_some_and(|key| BASE64.decode(key).is_ok_and(|key| key.len() == KEY));
     let Some(key) = key.filter(|_| is_key && head.headers.get(SEC_WEBSOCKET_VERSION) == Some(&VERSION))
@@ -86,7 +86,7 @@ pub(super) fn accept(face: RestFace, request: Request<ClientBody>) -> Response<A
     *request.method_mut() = Method::POST;
     *request.uri_mut() = head.uri;
     *request.headers_mut() = call_headers(head.headers);
-    slot.set(Box::new(move |io, ahead| serve(face, request, io, ahead).boxed_local()));
+    body.bond().take_over_with(Box::new(move |io, ahead| serve(face, request, io, ahead).boxed_local()));
     response
 }
 
