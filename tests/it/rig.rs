@@ -49,7 +49,7 @@ use crate::words::{KEEP_ALIVE, RANGE, WATCH, create_of, created, range, ranged, 
 /// A test that hangs is a test that fails: in a test's own time, which is paused unless it says otherwise.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// In real time, for what meets real sockets.
-const REAL_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const REAL_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs a test under a paused clock.
 pub(crate) fn paused(test: impl Future<Output = ()>) {
