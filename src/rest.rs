@@ -69,6 +69,9 @@ const GRPC_CONTENT_TYPE: HeaderName = HeaderName::from_static("grpc-metadata-con
 /// The answer to every request of a listener with `rest = false`.
 const OFF: &str = "This is Keyward, in front of an etcd cluster. It speaks gRPC here, over HTTP/2.\n";
 
+/// The answer to a request of a web page of another site.
+const FOREIGN_PAGE: &str = "This request comes from a web page of a site that rest.cors does not name.\n";
+
 /// The HTTP face of one connection.
 #[derive(Clone)]
 pub struct RestFace {
@@ -111,6 +114,11 @@ impl RestFace {
         }
         if let Some((status, text)) = framing_fault(request.version(), request.headers()) {
             return http_answer::closing(http_answer::text(status, text));
+        }
+        let config = self.gateway.config.load();
+        let acts = request.method() == HttpMethod::POST || websocket::is_upgrade(&request);
+        if acts && cors::is_of_foreign_page(&config.rest.cors, request.headers(), request.uri()) {
+            return http_answer::text(StatusCode::FORBIDDEN, FOREIGN_PAGE);
         }
         if request.method() == HttpMethod::OPTIONS {
             return http_answer::empty(StatusCode::OK);

@@ -56,7 +56,9 @@ use census::{CensusInput, ListedMember, ProbeObservation, is_ours};
 use following::{FollowAgreement, agreed};
 use notices::Notices;
 pub use probe::ProbeLogin;
-use probe::{MemberVerification, ProbeFailure, ProbeIdentity, ProbeReport, ProbeRequest, Prober};
+use probe::{
+    AuthQuestion, MemberVerification, ProbeFailure, ProbeIdentity, ProbeReport, ProbeRequest, Prober,
+};
 use probe_time_limit::{OtherVoters, ProbeTimeLimit};
 use probed_address::{FORCED, ProbeSetup, ProbedAddress};
 pub use seeds::SeedList;
@@ -64,8 +66,11 @@ use seeds::Seeds;
 
 /// Interval between two probes of an address.
 const PROBE: Duration = Duration::from_millis(500);
-/// Interval between two reads of the member list, and of the auth setting.
+/// Interval between two reads of the member list, and between two confirmations of the auth setting by a login.
 const LIST: Duration = Duration::from_secs(10);
+/// Interval between two reads of the auth setting: while the belief is wrong, a wrong password is accepted or a
+/// call waits for a token.
+const AUTH: Duration = PROBE;
 /// Minimum interval between two reads of the member list while a change is suspected.
 const LIST_AGAIN: Duration = Duration::from_secs(1);
 /// Maximum number of addresses taken from the member list. Real clusters have at most some nine members.
@@ -194,6 +199,7 @@ struct MembersTask {
     list_due: Instant,
     auth_asked: Option<Instant>,
     auth_due: Instant,
+    auth_confirmation_due: Instant,
     /// The published channels: member, serial of the place, and the place's channel generation.
     routes: Vec<(MemberId, u64, u32)>,
     notices: Notices,
@@ -228,6 +234,7 @@ impl MembersTask {
             list_due: now,
             auth_asked: None,
             auth_due: now,
+            auth_confirmation_due: now,
             routes: Vec::new(),
             notices: Notices::default(),
         }
@@ -348,9 +355,13 @@ impl MembersTask {
             self.list_due = now + LIST;
         }
         if now >= self.auth_due {
-            place.want.auth = Some(self.published.auth.now());
+            let confirms = now >= self.auth_confirmation_due;
+            place.want.auth = Some(AuthQuestion { believed: self.published.auth.now(), confirms });
             self.auth_asked = Some(now);
-            self.auth_due = now + LIST;
+            self.auth_due = now + AUTH;
+            if confirms {
+                self.auth_confirmation_due = now + LIST;
+            }
         }
     }
 
@@ -381,6 +392,7 @@ impl MembersTask {
             }
             MembershipHint::AuthOn | MembershipHint::AuthOff => {
                 self.auth_due = self.auth_asked.map_or_else(Instant::now, |asked| asked + FORCED);
+                self.auth_confirmation_due = self.auth_due;
                 self.published.changed.tell();
                 (self.tokens_lost)(None);
             }
@@ -538,7 +550,7 @@ impl MembersTask {
         }
         self.find_unlisted_leader(&before, &after);
         if before.serving() != after.serving() || before.cluster != after.cluster {
-            self.auth_due = Instant::now();
+            (self.auth_due, self.auth_confirmation_due) = (Instant::now(), Instant::now());
         }
         fitness::lag::place(&after, &self.setup.near);
         let changes = membership_changes::between(&before, &after);
@@ -564,7 +576,8 @@ impl MembersTask {
         (self.list, self.list_refused) = (None, false);
         self.known.clear();
         self.published.auth.set(AuthSetting::Unknown);
-        (self.list_due, self.auth_due) = (Instant::now(), Instant::now());
+        let now = Instant::now();
+        (self.list_due, self.auth_due, self.auth_confirmation_due) = (now, now, now);
     }
 
     /// Publishes the channels of the answering members, by the address used for each member.

@@ -1,17 +1,21 @@
-//! Access for web pages (CORS), as by etcd's `--cors`.
+//! Access for web pages (CORS), as by etcd's `--cors`, and requests of pages without access.
 //!
 //! Owns: the decision for an origin, and the header fields that tell the decision. Must not know: paths,
 //! callers.
-//! Invariant: no origin is allowed unless listed; the fields never allow credentials of the browser.
+//! Invariant: no origin is allowed unless listed; the fields never allow credentials of the browser. A
+//! browser hides an answer from a page without access, and neither the effect of the request nor a WebSocket:
+//! such a request is refused.
 
 use http::HeaderMap;
 use http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue,
-    ORIGIN, VARY,
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HOST,
+    HeaderName, HeaderValue, ORIGIN, VARY,
 };
+use http::uri::{Authority, Uri};
 
 use crate::config::AllowedOrigins;
 
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const ANY: HeaderValue = HeaderValue::from_static("*");
 const METHODS: HeaderValue = HeaderValue::from_static("POST, GET, OPTIONS, PUT, DELETE");
 const HEADERS: HeaderValue = HeaderValue::from_static("accept, content-type, authorization");
@@ -25,6 +29,34 @@ pub(super) fn allowed_origin(origins: &AllowedOrigins, headers: &HeaderMap) -> O
             listed.iter().any(|allowed| allowed.as_bytes() == origin.as_bytes()).then(|| origin.clone())
         }
     }
+}
+
+/// True if the request comes from a page of another site without access: by its origin, which every browser
+/// tells with a POST and with a WebSocket, or by the browser's own word.
+pub(super) fn is_of_foreign_page(origins: &AllowedOrigins, headers: &HeaderMap, uri: &Uri) -> bool {
+    let AllowedOrigins::Listed(listed) = origins else { return false };
+    let Some(origin) = headers.get(ORIGIN) else {
+        return headers.get(&FETCH_SITE).is_some_and(|site| site == "cross-site");
+    };
+    if listed.iter().any(|allowed| allowed.as_bytes() == origin.as_bytes()) {
+        return false;
+    }
+    let host =
+        headers.get(HOST).and_then(|host| host.to_str().ok()).or_else(|| Some(uri.authority()?.as_str()));
+    let own = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
+    !own.zip(host).is_some_and(|(origin, host)| is_of_host(&origin, host))
+}
+
+/// True if the origin is that of a page of this host. A port that the scheme implies is left out by some.
+fn is_of_host(origin: &Uri, host: &str) -> bool {
+    let implied = match origin.scheme_str() {
+        Some("http") => 80,
+        Some("https") => 443,
+        _ => return false,
+    };
+    let Some((from, to)) = origin.authority().zip(host.parse::<Authority>().ok()) else { return false };
+    let port = |authority: &Authority| authority.port_u16().unwrap_or(implied);
+    from.host().eq_ignore_ascii_case(to.host()) && port(from) == port(&to)
 }
 
 /// Tells a browser that pages of `origin` may read the answer.
@@ -57,5 +89,40 @@ mod tests {
         assert_eq!(allowed(&listed, None), None);
         assert_eq!(allowed(&AllowedOrigins::default(), Some("https://a.example")), None);
         assert_eq!(allowed(&AllowedOrigins::Any, None).as_deref(), Some("*"));
+    }
+
+    #[test]
+    fn a_foreign_page_is_told_by_its_origin_or_by_the_browser() {
+        let listed = AllowedOrigins::Listed(["https://ui.example".to_owned()].into());
+        let is_foreign = |origins: &AllowedOrigins, fields: &[(HeaderName, &'static str)]| {
+            let field =
+                |(name, value): &(HeaderName, &'static str)| (name.clone(), HeaderValue::from_static(value));
+            let headers = fields.iter().map(field).collect();
+            is_of_foreign_page(origins, &headers, &Uri::from_static("/v3/kv/range"))
+        };
+        for (host, origin, expected) in [
+            ("etcd.example:2379", "http://etcd.example:2379", false),
+            ("etcd.example:2379", "http://ETCD.example:2379", false),
+            ("etcd.example", "https://etcd.example", false),
+            ("etcd.example:443", "https://etcd.example", false),
+            ("etcd.example", "https://ui.example", false),
+            ("etcd.example:2379", "http://etcd.example", true),
+            ("etcd.example:2379", "http://etcd.example:2380", true),
+            ("etcd.example", "http://ui.example", true),
+            ("etcd.example", "http://evil.example", true),
+            ("etcd.example", "null", true),
+            ("etcd.example", "ftp://etcd.example", true),
+            ("etcd.example", "http://etcd.example.evil.example", true),
+        ] {
+            let fields = [(HOST, host), (ORIGIN, origin)];
+            assert_eq!(is_foreign(&listed, &fields), expected, "{origin} at {host}");
+            assert!(!is_foreign(&AllowedOrigins::Any, &fields));
+        }
+        assert!(!is_foreign(&listed, &[]), "no browser");
+        assert!(is_foreign(&listed, &[(FETCH_SITE, "cross-site")]));
+        assert!(!is_foreign(&listed, &[(FETCH_SITE, "same-origin")]));
+        // Over HTTP/2 the host is in the URI.
+        let headers = [(ORIGIN, HeaderValue::from_static("https://etcd.example"))].into_iter().collect();
+        assert!(!is_of_foreign_page(&listed, &headers, &Uri::from_static("https://etcd.example/v3/watch")));
     }
 }

@@ -23,6 +23,8 @@ mod caller;
 #[cfg(test)]
 mod catch_up;
 #[cfg(test)]
+mod chained;
+#[cfg(test)]
 mod chaos;
 #[cfg(test)]
 mod client_families;

@@ -303,3 +303,35 @@ fn only_listed_origins_may_read_answers() {
         }
     });
 }
+
+/// A browser hides the answer from the page, and not the effect; and of a WebSocket it hides nothing.
+#[test]
+fn what_a_web_page_of_another_site_sends_is_refused() {
+    paused(async {
+        let tasks = Tasks::default();
+        let member = Member::new(1, &tasks);
+        let lines = "[rest]\ncors = [\"https://ui.example.com\"]\n";
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, lines);
+        let put = |fields: &str| post("/v3/kv/put", fields, r#"{"key":"aw==","value":"dg=="}"#);
+        let upgrade = "GET /v3/watch HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\
+                       Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+        for foreign in
+            ["Origin: http://evil.example\r\n", "Origin: null\r\n", "Sec-Fetch-Site: cross-site\r\n"]
+        {
+            for request in [put(foreign), format!("{upgrade}{foreign}\r\n")] {
+                let answer = told(keyward.connect(), request.as_bytes()).await;
+                assert_eq!(parts(&answer).0, 403, "{request}{answer}");
+            }
+        }
+        settled().await;
+        assert!(member.was_called_again().is_none());
+        for known in
+            ["Origin: http://x\r\n", "Origin: https://ui.example.com\r\n", "Sec-Fetch-Site: none\r\n", ""]
+        {
+            let request = put(known);
+            let script = async { member.called(PUT).await.reply(&was_put(3)).await };
+            let (answer, ()) = tokio::join!(told(keyward.connect(), request.as_bytes()), script);
+            assert_eq!(parts(&answer).0, 200, "{known}{answer}");
+        }
+    });
+}

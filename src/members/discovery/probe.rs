@@ -128,8 +128,8 @@ pub(super) enum MemberVerification {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProbeRequest {
     pub(super) list: bool,
-    /// If set, the probe also determines the auth setting; the value is the current belief.
-    pub(super) auth: Option<AuthSetting>,
+    /// If set, the probe also determines the auth setting.
+    pub(super) auth: Option<AuthQuestion>,
     /// A leader change is suspected: cached results are ignored.
     pub(super) fresh: bool,
     /// The member at this address is in no list of the cluster. The member may be about to learn of its
@@ -144,6 +144,16 @@ pub(super) struct ProbeRequest {
     pub(super) pinned: Option<ClusterId>,
     /// The origin of the address.
     pub(super) source: AddressSource,
+}
+
+/// The question about the auth setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AuthQuestion {
+    /// The current belief.
+    pub(super) believed: AuthSetting,
+    /// True if a belief is confirmed by a login where a read proves nothing: Keyward's own certificate may
+    /// name a user of etcd.
+    pub(super) confirms: bool,
 }
 
 impl Default for ProbeRequest {
@@ -285,8 +295,8 @@ impl Prober {
             if want.list {
                 report.list = Some(own_list.and_then(|list| listed(&list)));
             }
-            if let Some(believed) = want.auth {
-                report.auth = self.auth(believed).await;
+            if let Some(question) = want.auth {
+                report.auth = self.auth(question).await;
             }
         }
         report.took = self.took;
@@ -520,7 +530,8 @@ impl Prober {
     /// Determines the auth setting. A refused read without a token means on. An allowed read means off only
     /// if no client certificate names a user, and the member may lag behind: a change is believed only after
     /// confirmation by a login, which is linearizable.
-    async fn auth(&self, believed: AuthSetting) -> Option<AuthSetting> {
+    async fn auth(&self, question: AuthQuestion) -> Option<AuthSetting> {
+        let AuthQuestion { believed, confirms } = question;
         let seems = match calls::limited(self.want.limit, count_one_key(self.channel.clone())).await {
             Ok(_) => AuthSetting::Off,
             Err(ProbeCallError::NoUser | ProbeCallError::Denied) => AuthSetting::On,
@@ -533,10 +544,16 @@ impl Prober {
         if certain {
             return Some(seems);
         }
+        let may_be_a_certificate = seems == AuthSetting::Off && self.identity != ProbeIdentity::None;
+        if may_be_a_certificate && !confirms && believed != AuthSetting::Unknown {
+            return Some(believed);
+        }
         let request = AuthenticateRequest { name: NOBODY.to_owned(), password: String::new() };
         let mut client = AuthClient::new(self.channel.clone());
         match timeout(self.want.limit, client.authenticate(request)).await {
-            Ok(Ok(_)) => Some(AuthSetting::On),
+            // No etcd has such a user. A Keyward before etcd takes every login while auth is off, and refuses
+            // a read without a token while auth is on.
+            Ok(Ok(_)) => Some(seems),
             Ok(Err(status)) if status.message() == "etcdserver: authentication is not enabled" => {
                 Some(AuthSetting::Off)
             }

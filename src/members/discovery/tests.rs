@@ -352,3 +352,20 @@ async fn probes_of_a_member_stop_before_its_removal() {
     task.probes.clear();
     assert_eq!(window.busy(), 0);
 }
+
+/// While Keyward believes that auth is off, a wrong password is accepted.
+#[tokio::test(start_paused = true)]
+async fn the_auth_setting_is_asked_for_with_each_round_of_probes_and_confirmed_with_each_list() {
+    let (mut task, _handle) = task(ClusterPin::FirstAnswer);
+    task.leads_to(&[1]);
+    task.hears(1, of(1, OURS));
+    let mut confirmed = 0;
+    for _ in 0..40 {
+        task.place(1).want.auth = None;
+        task.assign(Instant::now());
+        let question = task.place(1).want.auth.expect("asked in each round");
+        confirmed += usize::from(question.confirms);
+        tokio::time::advance(AUTH).await;
+    }
+    assert_eq!(confirmed, 2, "in twenty seconds");
+}
