@@ -21,6 +21,7 @@ mod findings;
 mod known_keys;
 mod mapping_rules;
 mod outage_times;
+mod own_hosts;
 pub mod policy_document;
 mod policy_settings;
 mod protection_settings;
@@ -70,10 +71,11 @@ pub use endpoint::{Endpoint, Scheme};
 pub use findings::{ConfigFault, ConfigFaults, ConfigWarning};
 pub use mapping_rules::{Conditions, MapRule, MappingOutcome, MappingRules, ROOT, RootNeedsExactPeer};
 pub use outage_times::OutageTimes;
+pub use own_hosts::OwnHosts;
 pub use policy_settings::{PolicyInEtcd, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods};
 pub use protection_settings::ProtectionSettings;
 pub use resolve::{peer_pattern, policy, read_policy};
-pub use rest_settings::{AllowedOrigins, JsonGateway, RestSettings};
+pub use rest_settings::{AllowedOrigins, JsonGateway, ListenerHttp, RestSettings};
 pub use secrets::write_session_key;
 pub use setting_place::{KeyPlace, SettingSource};
 pub use sources::{ConfigSources, FlagSetting, load};
@@ -169,10 +171,8 @@ pub struct Listener {
     /// Networks of load balancers sending a PROXY protocol header with the client's address; connections from
     /// these networks without the header are refused. Empty on a unix socket.
     pub proxy_protocol_from: Vec<AddressRange>,
-    /// True if HTTP clients without gRPC are served: JSON, `/version`, `/health`.
-    pub rest: bool,
-    /// True if `/metrics` is served to HTTP clients.
-    pub metrics_page: bool,
+    /// The HTTP/JSON face.
+    pub http: ListenerHttp,
     /// The member addressed by this listener's connections, if any.
     pub member: Option<NamedMember>,
     /// The members addressed by TLS server name, in lower case.

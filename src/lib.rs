@@ -46,6 +46,7 @@ pub mod pb;
 pub mod pem;
 pub mod policy;
 pub mod policy_store;
+pub mod printable;
 pub mod published;
 pub mod refusal;
 pub mod reload;

@@ -45,6 +45,7 @@ use keyward::audit::head_signature;
 use keyward::audit::record::Timestamp;
 use keyward::audit::search::{AuditSearch, FoundRecord};
 use keyward::config::{self, Config, ConfigFaults, ConfigSources, ConfigWarning};
+use keyward::printable;
 use keyward::telemetry;
 use serde::Serialize;
 
@@ -518,7 +519,7 @@ fn print<T: Display + Serialize>(what: &T, form: OutputForm) -> io::Result<()> {
 }
 
 fn print_json<T: Serialize>(what: &T) -> io::Result<()> {
-    writeln!(io::stdout(), "{}", serde_json::to_string(what)?)
+    writeln!(io::stdout(), "{}", printable::json(&serde_json::to_string(what)?))
 }
 
 /// Reports an answer of an unexpected kind: the running Keyward may have a different version.

@@ -268,10 +268,10 @@ impl Refusal {
         Self::with_text(RefusalReason::Limit, Code::ResourceExhausted, message)
     }
 
-    /// A request that ends members of etcd, for which etcd has no words.
+    /// A request that ends or splits members of etcd, for which etcd has no words.
     #[must_use]
     pub fn fatal(what: &str) -> Self {
-        let message = format!("keyward: refused, because members of etcd end over it: {what}");
+        let message = format!("keyward: refused, because members of etcd would end, or differ: {what}");
         Self::with_text(RefusalReason::Malformed, Code::InvalidArgument, message)
     }
 

@@ -69,6 +69,8 @@ const GRPC_CONTENT_TYPE: HeaderName = HeaderName::from_static("grpc-metadata-con
 /// The answer to every request of a listener with `rest = false`.
 const OFF: &str = "This is Keyward, in front of an etcd cluster. It speaks gRPC here, over HTTP/2.\n";
 
+/// The answer to a request for a host that is not this listener's, as by etcd's `--host-whitelist`.
+const FOREIGN_HOST: &str = "The Host of this request is not among listener.hosts.\n";
 /// The answer to a request of a web page of another site.
 const FOREIGN_PAGE: &str = "This request comes from a web page of a site that rest.cors does not name.\n";
 
@@ -109,11 +111,14 @@ impl RestFace {
     }
 
     async fn answer(&self, request: Request<ClientBody>) -> Response<AnswerBody> {
-        if !self.client.listener.rest {
+        if !self.client.listener.http.is_served {
             return http_answer::text(StatusCode::NOT_FOUND, OFF);
         }
         if let Some((status, text)) = framing_fault(request.version(), request.headers()) {
             return http_answer::closing(http_answer::text(status, text));
+        }
+        if !self.client.listener.http.hosts.include(cors::host(request.headers(), request.uri()).as_ref()) {
+            return http_answer::text(StatusCode::MISDIRECTED_REQUEST, FOREIGN_HOST);
         }
         let config = self.gateway.config.load();
         let acts = request.method() == HttpMethod::POST || websocket::is_upgrade(&request);
@@ -154,6 +159,8 @@ impl RestFace {
         form: JsonGateway,
     ) -> Response<AnswerBody> {
         let (head, body) = request.into_parts();
+        // A connection with JSON may be a reverse proxy's, shared by its clients.
+        self.client.remembered.borrow_mut().stop_lending();
         if let ClientBody::Http1(body) = &body
             && method.is_lasting()
         {
@@ -224,7 +231,7 @@ impl RestFace {
         let labels = RestLabels { path: kind.label(), status: status.as_u16() };
         self.gateway.metrics.rest_requests.get_or_create(&labels).inc();
         let is_call = matches!(kind, PathKind::Route(_)) && noted.method == HttpMethod::POST;
-        if is_call && self.client.listener.rest {
+        if is_call && self.client.listener.http.is_served {
             return;
         }
         let log = &self.gateway.records.log;

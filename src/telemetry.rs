@@ -53,6 +53,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use crate::printable::JsonLines;
 use log_export::LogExportLayer;
 use log_filter::{CurrentLogFilter, LogFilter, LogFilterLayer};
 use text::TextRecords;
@@ -182,16 +183,31 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     // By default, `tracing_subscriber` reports formatting errors with `eprintln`.
-    let lines = tracing_subscriber::fmt::layer().with_writer(writer).log_internal_errors(false);
+    let lines = tracing_subscriber::fmt::layer().log_internal_errors(false);
     let lines = match format {
-        Format::Text => {
-            Box::new(lines.event_format(TextRecords)) as Box<dyn tracing_subscriber::Layer<_> + Send + Sync>
-        }
+        Format::Text => Box::new(lines.with_writer(writer).event_format(TextRecords))
+            as Box<dyn tracing_subscriber::Layer<_> + Send + Sync>,
         Format::Json => {
-            Box::new(lines.json().flatten_event(true).with_current_span(false).with_span_list(false))
+            let lines = lines.with_writer(JsonLineWriter(writer)).json();
+            Box::new(lines.flatten_event(true).with_current_span(false).with_span_list(false))
         }
     };
     tracing_subscriber::registry().with(LogFilterLayer(filter)).with(lines)
+}
+
+/// Makes writers of JSON lines that a terminal does not obey.
+struct JsonLineWriter<W>(W);
+
+impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for JsonLineWriter<W> {
+    type Writer = JsonLines<W::Writer>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        JsonLines(self.0.make_writer())
+    }
+
+    fn make_writer_for(&'a self, meta: &tracing::Metadata<'_>) -> Self::Writer {
+        JsonLines(self.0.make_writer_for(meta))
+    }
 }
 
 #[cfg(test)]

@@ -14,16 +14,17 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::table::plain;
 use crate::config::reload_request::ReloadState;
 use crate::config::{Config, MappingOutcome};
 use crate::credentials::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
 use crate::downstream::connection_table::{ConnectionOccupancy, ConnectionTable};
 use crate::identity::MemberId;
+use crate::members::discovery::keyward_page::keywards_among;
 use crate::members::discovery::metrics_page::{MemberHealthFigures, examine};
 use crate::members::discovery::survey::ClusterSurvey;
 use crate::members::membership::{AuthSetting, MembersHandle, Membership};
 use crate::policy_store::PolicyRegister;
+use crate::printable::escaped;
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
 use crate::usage::register::UsageRegister;
@@ -94,8 +95,10 @@ impl Doctor {
         let asked = members.members.iter().map(async |member| {
             (member.id, examine(&self.pages.connector, &member.endpoint, member.resolved_ip).await)
         });
-        let examined: Vec<(MemberId, Option<MemberHealthFigures>)> = join_all(asked).await;
         let config = self.config.load_full();
+        let keywards = keywards_among(&self.pages.connector, &config.cluster.endpoints);
+        let (examined, keywards): (Vec<(MemberId, Option<MemberHealthFigures>)>, _) =
+            tokio::join!(join_all(asked), keywards);
         let root_holders = self.root_holders(&config, &members).await;
         DoctorInputs {
             now: SystemTime::now(),
@@ -104,6 +107,7 @@ impl Doctor {
             members: &members,
             auth: self.members.auth.now(),
             examined: &examined,
+            keywards: &keywards,
             revocations_known: self.register.is_known(),
             stored_policy: self.policy.as_ref().map(PolicyRegister::status).as_deref(),
             root_holders: &root_holders,
@@ -148,6 +152,7 @@ pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> D
         members: survey.map_or(&unknown, |survey| &survey.membership),
         auth: survey.map_or(AuthSetting::Unknown, |survey| survey.auth),
         examined: survey.map_or(&[], |survey| &survey.examined),
+        keywards: survey.map_or(&[], |survey| &survey.keywards),
         revocations_known: true,
         stored_policy: None,
         root_holders: &RootHolders::default(),
@@ -182,7 +187,7 @@ impl fmt::Display for DoctorReport {
             self.findings.iter().partition(|finding| finding.severity == Severity::Note);
         findings.iter().try_for_each(|finding| write_finding(f, finding))?;
         for unseen in &self.unseen {
-            writeln!(f, "not looked at: {}", plain(unseen))?;
+            writeln!(f, "not looked at: {}", escaped(unseen))?;
         }
         match (findings.len(), self.unseen.len()) {
             (0, 0) => writeln!(f, "nothing found")?,
@@ -195,6 +200,6 @@ impl fmt::Display for DoctorReport {
 
 fn write_finding(f: &mut fmt::Formatter<'_>, finding: &Finding) -> fmt::Result {
     let Finding { severity, check, about, what, fix } = finding;
-    let (about, what, fix) = (plain(about), plain(what), plain(fix));
+    let (about, what, fix) = (escaped(about), escaped(what), escaped(fix));
     writeln!(f, "{severity} [{check}] {about}: {what}\n    fix: {fix}")
 }

@@ -26,6 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use super::AdminState;
+use super::request_origin::check_host;
 use super::status_page::StatusPage;
 use crate::tasks::{TaskHandle, Tasks};
 use crate::telemetry::exposition::ExpositionFormat;
@@ -78,12 +79,13 @@ struct Answers {
 async fn serve_connection(stream: TcpStream, answers: Rc<Answers>) {
     let listener_end = RefCell::new(None);
     let service = service_fn(|request: Request<Incoming>| {
-        let response = match answers.page.answer(&request) {
-            Some((response, end)) => {
-                listener_end.replace(end);
-                response
-            }
-            None => respond(&answers.state, &answers.pages, &request).map(Either::Left),
+        let response = if let Err(refused) = check_host(&request, answers.page.hosts()) {
+            text(StatusCode::FORBIDDEN, PLAIN, format!("{refused}\n").into()).map(Either::Left)
+        } else if let Some((response, end)) = answers.page.answer(&request) {
+            listener_end.replace(end);
+            response
+        } else {
+            respond(&answers.state, &answers.pages, &request).map(Either::Left)
         };
         async move { Ok::<_, Infallible>(response) }
     });
@@ -114,7 +116,7 @@ async fn serve_connection(stream: TcpStream, answers: Rc<Answers>) {
 
 fn respond(state: &AdminState, pages: &MetricsPages, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let path = request.uri().path();
-    let (status, content_type, text) = if request.method() == Method::GET && path == "/metrics" {
+    let (status, content_type, body) = if request.method() == Method::GET && path == "/metrics" {
         let format = ExpositionFormat::accepted_by(request.headers());
         match pages.of(format).text(|| state.metrics_text(format)) {
             Ok(text) => (StatusCode::OK, format.content_type(), text),
@@ -124,6 +126,10 @@ fn respond(state: &AdminState, pages: &MetricsPages, request: &Request<Incoming>
         let (status, text) = state.answer(request.method(), path);
         (status, PLAIN, text.into())
     };
+    text(status, content_type, body)
+}
+
+fn text(status: StatusCode, content_type: HeaderValue, text: Bytes) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(text));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, content_type);

@@ -15,8 +15,8 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::table::plain;
 use crate::io::http_get::{GetError, get};
+use crate::printable::escaped;
 
 /// The path of a replica's row at its admin address.
 pub(super) const PATH: &str = "/replica";
@@ -124,13 +124,13 @@ async fn ask_all(names: &[String], limit: Duration) -> Vec<ReplicaRow> {
 /// The rows of all addresses of a name.
 async fn rows_of(name: &str, limit: Duration) -> Vec<ReplicaRow> {
     match within(limit, lookup_host(name)).await {
-        Ok(found) => join_all(found.take(ADDRESSES).map(|address| row_of(name, address, limit))).await,
+        Ok(found) => join_all(found.take(ADDRESSES).map(|address| row_of(address, limit))).await,
         Err(silent) => vec![ReplicaRow::silent(name, &silent)],
     }
 }
 
-async fn row_of(name: &str, address: SocketAddr, limit: Duration) -> ReplicaRow {
-    match within(limit, ask(name, address)).await {
+async fn row_of(address: SocketAddr, limit: Duration) -> ReplicaRow {
+    match within(limit, ask(address)).await {
         Ok(row) => row.at(address),
         Err(silent) => ReplicaRow::silent(&address.to_string(), &silent),
     }
@@ -143,9 +143,11 @@ where
     Ok(timeout(limit, step).await.map_err(|_| SilentReplica::Late(limit))??)
 }
 
-async fn ask(name: &str, address: SocketAddr) -> Result<ReplicaRow, SilentReplica> {
+/// Asks by the address: the other replica need not know the name that led there.
+async fn ask(address: SocketAddr) -> Result<ReplicaRow, SilentReplica> {
     let stream = TcpStream::connect(address).await?;
-    let (head, body) = get(stream, name, PATH, LONGEST).await?;
+    let (head, body) =
+        get(stream, &SocketAddr::new(address.ip(), address.port()).to_string(), PATH, LONGEST).await?;
     if head.status != StatusCode::OK {
         return Err(SilentReplica::Refused(head.status));
     }
@@ -155,19 +157,19 @@ async fn ask(name: &str, address: SocketAddr) -> Result<ReplicaRow, SilentReplic
 impl ReplicaRow {
     /// The row of a replica that did not tell its own.
     fn silent(address: &str, why: &SilentReplica) -> Self {
-        Self { address: Some(address.to_owned()), why: Some(plain(&why.to_string())), ..Self::default() }
+        Self { address: Some(address.to_owned()), why: Some(escaped(&why.to_string())), ..Self::default() }
     }
 
     /// The row of another replica, which answered at `address`.
     fn at(self, address: SocketAddr) -> Self {
         Self {
-            host: self.host.as_deref().map(plain),
+            host: self.host.as_deref().map(escaped),
             address: Some(address.to_string()),
-            version: plain(&self.version),
-            state: plain(&self.state),
-            why: self.why.as_deref().map(plain),
-            started_at: plain(&self.started_at),
-            configuration: plain(&self.configuration),
+            version: escaped(&self.version),
+            state: escaped(&self.state),
+            why: self.why.as_deref().map(escaped),
+            started_at: escaped(&self.started_at),
+            configuration: escaped(&self.configuration),
             ..self
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::drain::{Phase, Progress};
 use super::socket::{AdminAnswer, AdminCommand};
+use super::socket_owner;
 
 /// Maximum length of an answer: a listing has a row per session, some thousands of rows at most.
 const LONGEST_ANSWER: u64 = 64 << 20;
@@ -22,7 +23,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// # Errors
 /// The operating system's error: no command was sent.
 pub fn send_command(path: &Path, command: &AdminCommand) -> io::Result<AdminAnswer> {
-    let mut stream = std::os::unix::net::UnixStream::connect(path)?;
+    let mut stream = socket_owner::connect(path)?;
     stream.set_read_timeout(Some(ANSWER))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = serde_json::to_vec(command)?;
@@ -42,7 +43,7 @@ pub fn send_command(path: &Path, command: &AdminCommand) -> io::Result<AdminAnsw
 /// # Errors
 /// The operating system's error: no command was sent. `Ok(Err(_))` is an answer without progress.
 pub fn drain(path: &Path, mut tell: impl FnMut(Progress)) -> io::Result<Result<Progress, AdminAnswer>> {
-    let mut stream = std::os::unix::net::UnixStream::connect(path)?;
+    let mut stream = socket_owner::connect(path)?;
     stream.set_read_timeout(Some(ANSWER))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut answers = io::BufReader::new(stream.try_clone()?);

@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::table::TableColumn::{Number, Text};
-use super::table::{TableColumn, TableWidth, TerminalTable, plain, size};
+use super::table::{TableColumn, TableWidth, TerminalTable, size};
 use crate::members::membership::{
     AbsentMember, AuthSetting, Fitness, Member, Membership, Role, UnansweredAddress, UnreadyReason,
 };
+use crate::printable::escaped;
 
 /// The status of one replica.
 #[derive(Debug, Serialize, Deserialize)]
@@ -286,14 +287,14 @@ impl ReplicaStatus {
         lines.extend(tables.map(|table| table.to_string().trim_end().to_owned()));
         lines.extend(absent.iter().map(|AbsentRow { id, name, why }| {
             let name = if name.is_empty() { "without a name" } else { name };
-            format!("absent: {id} ({}) {why}", plain(name))
+            format!("absent: {id} ({}) {why}", escaped(name))
         }));
         lines.extend(foreign.iter().map(|ForeignRow { endpoint, cluster }| {
             format!("foreign: at {endpoint} cluster {cluster} answers")
         }));
         lines.extend(unanswered.iter().map(|UnansweredRow { endpoint, at, why }| {
             let at = at.as_ref().map(|at| format!(" ({at})")).unwrap_or_default();
-            format!("unanswered: {}{at}: {}", plain(endpoint), plain(why))
+            format!("unanswered: {}{at}: {}", escaped(endpoint), escaped(why))
         }));
         lines.join("\n") + "\n"
     }

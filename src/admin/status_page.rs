@@ -6,7 +6,6 @@
 //! document loads and runs nothing but itself.
 
 mod page_events;
-mod page_requests;
 mod page_sample;
 
 use std::rc::Rc;
@@ -22,12 +21,12 @@ use sha2::{Digest as _, Sha256};
 use super::doctor::Doctor;
 use super::drain::Stage;
 use super::other_replicas;
+use super::request_origin::check_page;
 use super::view::Viewer;
-use crate::config::PageContent;
+use crate::config::{OwnHosts, PageContent};
 use crate::tasks::Tasks;
 use page_events::PageEvents;
 pub(super) use page_events::{EventBody, ListenerEnd};
-use page_requests::check_request;
 use page_sample::{ClientSelection, PageSources};
 
 /// The document, with its style and its script.
@@ -42,7 +41,7 @@ pub(super) type PageBody = Either<Full<Bytes>, EventBody>;
 
 /// The status page.
 pub struct StatusPage {
-    hosts: Arc<[String]>,
+    hosts: OwnHosts,
     security_headers: HeaderMap,
     events: Rc<PageEvents>,
     sources: Rc<PageSources>,
@@ -62,6 +61,11 @@ impl StatusPage {
         }
     }
 
+    /// The names of the admin address.
+    pub(super) fn hosts(&self) -> &OwnHosts {
+        &self.hosts
+    }
+
     /// The answer to a request for the page, and the end of its events if the request begins to listen;
     /// `None` for any other request.
     pub(super) fn answer<B>(
@@ -76,7 +80,7 @@ impl StatusPage {
         if !is_page || !["/", "/page/events"].contains(&path) {
             return None;
         }
-        let (mut response, end) = match check_request(request, &self.hosts) {
+        let (mut response, end) = match check_page(request, &self.hosts) {
             Err(refused) => (text(StatusCode::FORBIDDEN, refused.to_string()), None),
             Ok(()) if path == "/" => (whole(StatusCode::OK, HTML, DOCUMENT.into()), None),
             Ok(()) => self.listen(request.uri().query().unwrap_or_default()),
@@ -101,10 +105,7 @@ impl StatusPage {
         if self.sources.viewer.state.exit.stage() != Stage::Serving {
             return (text(StatusCode::SERVICE_UNAVAILABLE, "the process is ending".into()), None);
         }
-        let Some((body, end)) = self.events.listen(selection) else {
-            let text_of_limit = "as many pages are open as are served at once";
-            return (text(StatusCode::SERVICE_UNAVAILABLE, text_of_limit.into()), None);
-        };
+        let (body, end) = self.events.listen(selection);
         let mut response = Response::new(Either::Right(body));
         response.headers_mut().insert(header::CONTENT_TYPE, EVENT_STREAM);
         (response, Some(end))

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use crate::printable::escaped;
 use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 
 /// Width of a table that fits: a terminal window as most people leave it is wider by little, if at all.
@@ -79,7 +80,7 @@ impl TableColumn {
             Self::Text(_) => CellAlignment::Left,
             Self::Number(_) => CellAlignment::Right,
         };
-        Cell::new(plain(text)).set_alignment(align)
+        Cell::new(escaped(text)).set_alignment(align)
     }
 }
 
@@ -102,11 +103,6 @@ impl fmt::Display for TerminalTable {
         // No spaces behind the last cell of a line.
         table.lines().try_for_each(|line| writeln!(f, "{}", line.trim_end()))
     }
-}
-
-/// Escapes control characters: the text stays on one line and cannot control the terminal.
-pub(super) fn plain(text: &str) -> String {
-    if text.chars().any(char::is_control) { text.escape_debug().to_string() } else { text.to_owned() }
 }
 
 /// Formats bytes like etcdctl: powers of 1000, with one decimal below 10.

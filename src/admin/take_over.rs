@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::socket::{AdminAnswer, AdminCommand};
+use super::socket_owner;
 use crate::io::listening_sockets::NamedSocket;
 use crate::io::socket_passing;
 
@@ -28,7 +29,7 @@ pub struct TakeOver(UnixStream);
 /// # Errors
 /// The process refuses, or does not answer in time.
 pub fn begin(path: &Path) -> io::Result<Option<(TakeOver, Vec<NamedSocket>)>> {
-    let mut stream = match UnixStream::connect(path) {
+    let mut stream = match socket_owner::connect(path) {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
             return Ok(None);

@@ -441,7 +441,14 @@ mod tests {
             ..Membership::unknown(Instant::now())
         };
         let flags = HashMap::from([1, 2, 3].map(|id| (MemberId(id), flags.clone())));
-        ClusterSurvey { membership, auth, examined: Vec::new(), flags, login_failure: None }
+        ClusterSurvey {
+            membership,
+            auth,
+            examined: Vec::new(),
+            flags,
+            keywards: Vec::new(),
+            login_failure: None,
+        }
     }
 
     /// The text for a survey, and the configuration loaded of it.

@@ -261,14 +261,13 @@ fn settings(listener: &Listener) -> impl PartialEq {
         accept_odd_authority,
         on_expiry,
         proxy_protocol_from,
-        rest,
-        metrics_page,
+        http,
         member,
         server_names,
     } = listener;
     let ca = listener.client_ca().map(|ca| &ca.name);
     let clients = (name, tls.is_some(), ca, lend_login_identity, accept_odd_authority, on_expiry);
-    (clients, proxy_protocol_from, (rest, metrics_page), member, server_names)
+    (clients, proxy_protocol_from, http, member, server_names)
 }
 
 fn tls_of(listener: &Listener) -> Result<Option<CurrentListenerTls>, String> {

@@ -3,15 +3,15 @@
 //! Owns: the settings. Must not know: requests, the content of the page. Invariant: without the keys the page
 //! names nobody.
 
-use std::sync::Arc;
+use super::OwnHosts;
 
 /// The settings of the status page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageSettings {
     /// The content of the page.
     pub content: PageContent,
-    /// Names of the admin address in the Host header, in lower case, beside IP addresses and `localhost`.
-    pub hosts: Arc<[String]>,
+    /// Names of the admin address in the Host header.
+    pub hosts: OwnHosts,
 }
 
 /// The content of the status page.

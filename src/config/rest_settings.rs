@@ -1,8 +1,21 @@
-//! The resolved `[rest]`: the HTTP/JSON face of the listeners.
+//! The resolved `[rest]`, and a listener's part of it: the HTTP/JSON face of the listeners.
 //!
 //! Owns: the settings. Must not know: requests, the version of the cluster.
 
 use std::sync::Arc;
+
+use super::OwnHosts;
+
+/// The HTTP/JSON face of one listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerHttp {
+    /// True if HTTP clients without gRPC are served: JSON, `/version`, `/health`.
+    pub is_served: bool,
+    /// True if `/metrics` is served to these clients.
+    pub metrics_page: bool,
+    /// The names in the Host header that are served.
+    pub hosts: OwnHosts,
+}
 
 /// The settings of `[rest]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -89,6 +89,7 @@ pub(super) struct TomlListener {
     pub(super) proxy_protocol_from: Option<Vec<String>>,
     pub(super) rest: Option<bool>,
     pub(super) metrics_page: Option<bool>,
+    pub(super) hosts: Option<Vec<String>>,
     pub(super) member: Option<String>,
     pub(super) server_names: Option<BTreeMap<String, String>>,
     pub(super) client_urls: Option<Vec<String>>,

@@ -20,6 +20,7 @@ use crate::gateway::shard_rows::{
 };
 use crate::gateway::slow_calls::SlowCall;
 use crate::gateway::{ClientConnection, Gateway};
+use crate::printable::escaped;
 use crate::watch::hub::{ListedWatch, WatchStreamReport};
 
 /// Connections or streams read before yielding to other tasks; each takes a microsecond or two.
@@ -251,10 +252,6 @@ fn owner(stream: &ActiveStream) -> (u64, Option<String>, Option<String>) {
     let origin = &stream.client.origin;
     let user = stream.caller.user.as_ref().map(|user| escaped(user.as_str()));
     (origin.figures.id, origin.remote_text.as_deref().map(str::to_owned), user)
-}
-
-fn escaped(text: &str) -> String {
-    if text.chars().any(char::is_control) { text.escape_debug().to_string() } else { text.to_owned() }
 }
 
 fn seconds(now: Instant, from: Instant) -> u64 {

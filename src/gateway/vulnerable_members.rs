@@ -20,10 +20,10 @@ use crate::members::open_holes::OpenHoles;
 use crate::pb::etcdserverpb::{AuthRoleGetRequest, LeaseTimeToLiveRequest};
 use crate::pb::v3electionpb::ProclaimRequest;
 use crate::refusal::{Code, Refusal, Status};
-use crate::rpc::body_shape::{lock_lease, user_name};
+use crate::rpc::body_shape::{lock_lease, lock_name, user_name};
 use crate::rpc::method::{Class, Effect, Method};
 use crate::rpc::schema::MessageId;
-use crate::rpc::txn_permissions::{KeyAccess, UncheckedTxnParts, unchecked_parts};
+use crate::rpc::txn_permissions::{KeyAccess, KeyPermission, TxnHoles, UncheckedTxnParts, unchecked_parts};
 use crate::upstream::permission_probe::PermissionProbe;
 use crate::upstream::send::UpstreamUser;
 
@@ -57,7 +57,7 @@ pub fn probe<'a>(
 ) -> Option<LocalBoxFuture<'a, Result<(), Refusal>>> {
     let holes = call.snapshot().members.holes;
     let upstream = &call.gateway.upstream;
-    let may_be_open = holes.needs_probe() || holes.unchecked_under_alarm;
+    let may_be_open = holes.needs_probe() || holes.unchecked_under_alarm || holes.weaknesses.split_txns;
     if !may_be_open || upstream.members.auth.now() == AuthSetting::Off {
         return None;
     }
@@ -181,13 +181,25 @@ fn required_permission(
         (lease != 0).then_some(RequiredPermission::Ranges(parts))
     };
     Ok(match method.body {
-        MessageId::TxnRequest if holes.unchecked_txns => {
-            let parts = unchecked_parts(message).map_err(|fault| Refusal::not_canonical(fault.0))?;
+        MessageId::TxnRequest if holes.unchecked_txns || holes.weaknesses.split_txns => {
+            let holes = TxnHoles {
+                unchecked_parts: holes.unchecked_txns,
+                ranges_left_out: holes.weaknesses.split_txns,
+            };
+            let parts = unchecked_parts(message, holes).map_err(|fault| Refusal::not_canonical(fault.0))?;
             (!parts.is_empty()).then_some(RequiredPermission::Ranges(parts))
         }
-        // The lock's key is attached to the lease by a Txn.
-        MessageId::LockRequest | MessageId::CampaignRequest if holes.unchecked_txns => {
-            of_lease(lock_lease(message))
+        // The lock's key is attached to the lease by a Txn, with ranges below the lock's name beside the put.
+        MessageId::LockRequest | MessageId::CampaignRequest => {
+            let mut parts = UncheckedTxnParts::default();
+            let lease = lock_lease(message);
+            if holes.unchecked_txns && lease != 0 {
+                parts.leases.push(lease);
+            }
+            if holes.weaknesses.split_txns {
+                parts.permissions.push(KeyPermission::below_name(KeyAccess::Read, lock_name(message)));
+            }
+            (!parts.is_empty()).then_some(RequiredPermission::Ranges(parts))
         }
         MessageId::ProclaimRequest if holes.unchecked_txns => {
             let leader = ProclaimRequest::decode(message).ok().and_then(|request| request.leader);
@@ -214,7 +226,9 @@ fn required_permission(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pb::etcdserverpb::{AlarmRequest, PutRequest, RequestOp, TxnRequest, request_op::Request};
+    use crate::pb::etcdserverpb::{
+        AlarmRequest, PutRequest, RangeRequest, RequestOp, TxnRequest, request_op::Request,
+    };
     use crate::pb::v3electionpb::LeaderKey;
     use crate::pb::v3lockpb::LockRequest;
     use crate::rpc::body_shape;
@@ -227,7 +241,7 @@ mod tests {
         told_lease_keys: true,
         unchecked_watches: true,
         unchecked_under_alarm: true,
-        weaknesses: Weaknesses { sort_options: true, split_txns: true },
+        weaknesses: Weaknesses { sort_options: true, split_txns: true, lost_leases: true },
     };
 
     fn required(path: &str, message: &[u8], holes: OpenHoles) -> Option<RequiredPermission> {
@@ -266,12 +280,40 @@ mod tests {
         assert_eq!(required(path, &put(7), ALL), Some(RequiredPermission::Ranges(leased.clone())));
         assert_eq!(required(path, &put(7), OpenHoles { unchecked_txns: false, ..ALL }), None);
         let lock = |lease| LockRequest { name: "n".into(), lease }.encode_to_vec();
-        assert_eq!(required("/v3lockpb.Lock/Lock", &lock(0), ALL), None);
         let of_lease = Some(RequiredPermission::Ranges(leased));
-        assert_eq!(required("/v3lockpb.Lock/Lock", &lock(7), ALL), of_lease);
+        let alike = OpenHoles { weaknesses: Weaknesses::default(), ..ALL };
+        assert_eq!(required("/v3lockpb.Lock/Lock", &lock(7), alike), of_lease);
+        assert_eq!(required("/v3lockpb.Lock/Lock", &lock(0), alike), None);
         let leader = Some(LeaderKey { lease: 7, ..LeaderKey::default() });
         let proclaim = ProclaimRequest { leader, ..ProclaimRequest::default() }.encode_to_vec();
         assert_eq!(required("/v3electionpb.Election/Proclaim", &proclaim, ALL), of_lease);
+    }
+
+    /// All members but the answering one leave these ranges out, also from their check.
+    #[test]
+    fn a_write_beside_ranges_needs_permission_to_read_the_ranges() {
+        let weaknesses = Weaknesses { split_txns: true, ..Weaknesses::default() };
+        let splits = OpenHoles { weaknesses, ..OpenHoles::default() };
+        let range = Request::RequestRange(RangeRequest { key: "r".into(), ..RangeRequest::default() });
+        let put = Request::RequestPut(PutRequest { key: "k".into(), lease: 7, ..PutRequest::default() });
+        let txn = |requests: &[&Request]| {
+            let success = requests.iter().map(|one| RequestOp { request: Some((*one).clone()) }).collect();
+            let message = TxnRequest { success, ..TxnRequest::default() }.encode_to_vec();
+            required("/etcdserverpb.KV/Txn", &message, splits)
+        };
+        let to_read = |permission| {
+            let parts = UncheckedTxnParts { permissions: vec![permission], ..UncheckedTxnParts::default() };
+            Some(RequiredPermission::Ranges(parts))
+        };
+        assert_eq!(txn(&[&range, &put]), to_read(KeyPermission::of_key(KeyAccess::Read, "r".into())));
+        assert_eq!(txn(&[&range]), None);
+        assert_eq!(txn(&[&put]), None);
+        let lock = LockRequest { name: "n".into(), lease: 7 }.encode_to_vec();
+        let queue = KeyPermission { access: KeyAccess::Read, key: "n/".into(), range_end: "n0".into() };
+        for path in ["/v3lockpb.Lock/Lock", "/v3electionpb.Election/Campaign"] {
+            assert_eq!(required(path, &lock, splits), to_read(queue.clone()), "{path}");
+            assert_eq!(required(path, &lock, OpenHoles::default()), None);
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use keyward::app::config_check::{ConfigReport, ConfigVerdict};
 use keyward::config::{ConfigFaults, ConfigSources};
+use keyward::printable;
 
 use super::config_arguments::ConfigArguments;
 use super::{UNUSABLE, fail, finish, refuse};
@@ -74,5 +75,5 @@ fn unusable(form: CheckForm, faults: &ConfigFaults, sources: &ConfigSources) -> 
 }
 
 fn print_json(report: &ConfigReport) -> io::Result<()> {
-    writeln!(io::stdout(), "{}", serde_json::to_string(report)?)
+    writeln!(io::stdout(), "{}", printable::json(&serde_json::to_string(report)?))
 }

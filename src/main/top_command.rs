@@ -12,10 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 use keyward::admin::socket::{AdminAnswer, AdminCommand as Ask};
-use keyward::admin::socket_client;
 use keyward::admin::status::ReplicaStatus;
 use keyward::admin::top_screen::{TopScreen, TopStep};
 use keyward::admin::view::{View, ViewTopic};
+use keyward::admin::{socket_client, socket_owner};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
@@ -40,7 +40,7 @@ pub(super) fn run(at: AdminSocketArgs) -> ExitCode {
         return fail(why, ExitCode::from(UNUSABLE));
     }
     // A wrong path is told at once, on the screen as it was.
-    if let Err(error) = std::os::unix::net::UnixStream::connect(&socket) {
+    if let Err(error) = socket_owner::connect(&socket) {
         return no_process(&socket, &error);
     }
     let (wanted, topics) = channel();

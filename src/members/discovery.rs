@@ -12,6 +12,7 @@
 mod addresses;
 mod census;
 mod following;
+pub mod keyward_page;
 pub mod member_flags;
 mod member_list;
 mod membership_changes;

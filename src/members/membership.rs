@@ -735,7 +735,7 @@ pub(crate) mod tests {
         let all = holes(vec![Arc::clone(&patched), of_version("3.5.1", Readiness::Ready)]);
         assert!(all.unguarded_methods && all.unchecked_txns && all.told_lease_keys && all.unchecked_watches);
         let between = holes(vec![patched, of_version("3.5.29", Readiness::Ready)]);
-        let weaknesses = Weaknesses { sort_options: true, split_txns: true };
+        let weaknesses = Weaknesses { sort_options: true, split_txns: true, lost_leases: false };
         let expected = OpenHoles {
             unchecked_txns: true,
             unchecked_watches: true,

@@ -43,6 +43,7 @@ impl OpenHoles {
             weaknesses: Weaknesses {
                 sort_options: all.weaknesses.sort_options || here.weaknesses.sort_options,
                 split_txns: all.weaknesses.split_txns || here.weaknesses.split_txns,
+                lost_leases: all.weaknesses.lost_leases || here.weaknesses.lost_leases,
             },
         })
     }
@@ -57,6 +58,7 @@ impl OpenHoles {
             weaknesses: Weaknesses {
                 sort_options: !traits.checks_sort_options,
                 split_txns: !traits.applies_txns_alike,
+                lost_leases: !traits.loads_all_leases,
             },
         }
     }

@@ -81,6 +81,9 @@ pub struct VersionTraits {
     /// evaluates the ranges at the Txn's top level; where one of them fails, the other members apply the Txn
     /// and the answering member does not.
     pub applies_txns_alike: bool,
+    /// True: every lease is there after a restart. False: a lease with a negative id, or with the largest, is
+    /// not, and the member differs from the others.
+    pub loads_all_leases: bool,
 }
 
 /// For each known line, oldest first: the first patch release with a behaviour.
@@ -121,6 +124,8 @@ const CHECKS_UNDER_ALARM: FirstPatches = [None, None, Some(0), Some(0)];
 const CHECKS_SORT_OPTIONS: FirstPatches = [None, None, Some(0), Some(0)];
 /// etcd-io/etcd#18667: `docs/etcd-facts.md#v27`.
 const APPLIES_TXNS_ALIKE: FirstPatches = [None, None, None, Some(0)];
+/// Ids outside of a range scanned at the start: `docs/etcd-facts.md#v30`.
+const LOADS_ALL_LEASES: FirstPatches = [Some(0), Some(3), Some(0), Some(0)];
 
 impl Version {
     /// Parses `3.5.1`; a suffix as in `3.6.0-rc.3` or `3.5.1+git` is ignored.
@@ -177,6 +182,7 @@ impl Version {
             checks_under_alarm: self.has(CHECKS_UNDER_ALARM),
             checks_sort_options: self.has(CHECKS_SORT_OPTIONS),
             applies_txns_alike: self.has(APPLIES_TXNS_ALIKE),
+            loads_all_leases: self.has(LOADS_ALL_LEASES),
         }
     }
 
@@ -224,6 +230,7 @@ impl VersionTraits {
         checks_under_alarm: false,
         checks_sort_options: false,
         applies_txns_alike: false,
+        loads_all_leases: false,
     };
 }
 
@@ -263,7 +270,7 @@ mod tests {
     fn every_border_is_at_its_exact_patch() {
         type Has = fn(&VersionTraits) -> bool;
         type LastWithoutFirstWith = &'static [(&'static str, &'static str)];
-        let borders: [(&str, Has, LastWithoutFirstWith); 13] = [
+        let borders: [(&str, Has, LastWithoutFirstWith); 14] = [
             ("progress_ordered", |t| t.progress_ordered, &[("3.4.24", "3.4.25"), ("3.5.7", "3.5.8")]),
             ("progress_after_idle", |t| t.progress_after_idle, &[("3.4.30", "3.4.31"), ("3.5.12", "3.5.13")]),
             (
@@ -296,6 +303,7 @@ mod tests {
             ("checks_under_alarm", |t| t.checks_under_alarm, &[("3.5.35", "3.6.0")]),
             ("checks_sort_options", |t| t.checks_sort_options, &[("3.5.35", "3.6.0")]),
             ("applies_txns_alike", |t| t.applies_txns_alike, &[("3.6.16", "3.7.0")]),
+            ("loads_all_leases", |t| t.loads_all_leases, &[("3.5.2", "3.5.3")]),
             ("true zero", |t| !t.keepalive_false_zero, &[("3.4.19", "3.4.20"), ("3.5.2", "3.5.3")]),
         ];
         for (name, has, pairs) in borders {

@@ -12,6 +12,7 @@ use super::grants::{VariableTexts, expand};
 use crate::config::policy_document::KeyTemplate;
 use crate::rpc::method::Method;
 use crate::rpc::namespace::Namespace;
+use crate::rpc::schema::MessageId;
 use crate::rpc::touch::{self, Action, Touch, TouchTarget};
 
 /// The part of the keyspace shown to a caller.
@@ -75,6 +76,9 @@ impl CallerNamespace {
             Self::Undecided => return Err(OutsideNamespace(Action::Read)),
             Self::Within(namespace) => namespace,
         };
+        if names_store_keys(method) {
+            return Err(OutsideNamespace(Action::Auth));
+        }
         let mut outside = None;
         let visited = touch::visit(method, message, &mut |Touch { action, target }| {
             let is_inside = match target {
@@ -114,6 +118,15 @@ impl CallerNamespace {
             Self::Undecided => false,
         }
     }
+}
+
+/// True for the calls whose keys are those of the store, whatever grants say: roles are the cluster's, not the
+/// namespace's.
+fn names_store_keys(method: &Method) -> bool {
+    matches!(
+        method.body,
+        MessageId::AuthRoleGrantPermissionRequest | MessageId::AuthRoleRevokePermissionRequest
+    )
 }
 
 #[cfg(test)]
@@ -168,6 +181,10 @@ mod tests {
             let path = format!("/etcdserverpb.{path}");
             assert!(confine(&path, b"", false).is_err(), "{path}");
             assert_eq!(confine(&path, b"", true), Ok(Vec::new()), "{path}");
+        }
+        for path in ["Auth/RoleGrantPermission", "Auth/RoleRevokePermission"] {
+            let path = format!("/etcdserverpb.{path}");
+            assert!(confine(&path, b"", true).is_err(), "{path}");
         }
         for path in ["Cluster/MemberList", "Lease/LeaseGrant", "KV/Txn"] {
             assert_eq!(confine(&format!("/etcdserverpb.{path}"), b"", false), Ok(Vec::new()), "{path}");

@@ -41,22 +41,26 @@ pub(super) fn is_of_foreign_page(origins: &AllowedOrigins, headers: &HeaderMap, 
     if listed.iter().any(|allowed| allowed.as_bytes() == origin.as_bytes()) {
         return false;
     }
-    let host =
-        headers.get(HOST).and_then(|host| host.to_str().ok()).or_else(|| Some(uri.authority()?.as_str()));
     let own = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
-    !own.zip(host).is_some_and(|(origin, host)| is_of_host(&origin, host))
+    !own.zip(host(headers, uri)).is_some_and(|(origin, host)| is_of_host(&origin, &host))
+}
+
+/// The host that a request is for: of the URI, as over HTTP/2, else of the Host header.
+pub(super) fn host(headers: &HeaderMap, uri: &Uri) -> Option<Authority> {
+    let told = || headers.get(HOST)?.to_str().ok()?.parse().ok();
+    uri.authority().cloned().or_else(told)
 }
 
 /// True if the origin is that of a page of this host. A port that the scheme implies is left out by some.
-fn is_of_host(origin: &Uri, host: &str) -> bool {
+fn is_of_host(origin: &Uri, host: &Authority) -> bool {
     let implied = match origin.scheme_str() {
         Some("http") => 80,
         Some("https") => 443,
         _ => return false,
     };
-    let Some((from, to)) = origin.authority().zip(host.parse::<Authority>().ok()) else { return false };
+    let Some(from) = origin.authority() else { return false };
     let port = |authority: &Authority| authority.port_u16().unwrap_or(implied);
-    from.host().eq_ignore_ascii_case(to.host()) && port(from) == port(&to)
+    from.host().eq_ignore_ascii_case(host.host()) && port(from) == port(host)
 }
 
 /// Tells a browser that pages of `origin` may read the answer.

@@ -15,6 +15,7 @@ use super::http_answer::{self, AnswerBody};
 use super::routes::Page;
 use crate::config::JsonGateway;
 use crate::downstream::client_body::ClientBody;
+use crate::members::discovery::keyward_page;
 use crate::members::membership::{Membership, ServingState};
 use crate::members::version::Version;
 use crate::telemetry::exposition::ExpositionFormat;
@@ -39,6 +40,7 @@ pub(super) fn answer(
     let query = request.uri().query().unwrap_or_default();
     match page {
         Page::Version => version(&members),
+        Page::Keyward => http_answer::text(StatusCode::OK, keyward_page::page()),
         Page::Health => health(&members, query, form),
         Page::Livez => checks(&members, &LIVEZ, "/livez", request.uri().path(), query),
         Page::Readyz | Page::Metrics => checks(&members, &READYZ, "/readyz", request.uri().path(), query),
@@ -46,7 +48,7 @@ pub(super) fn answer(
 }
 
 fn metrics(face: &RestFace, headers: &HeaderMap) -> Response<AnswerBody> {
-    if !face.client.listener.metrics_page {
+    if !face.client.listener.http.metrics_page {
         return http_answer::not_found();
     }
     let format = ExpositionFormat::accepted_by(headers);

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use crate::config::JsonGateway;
+use crate::members::discovery::keyward_page;
 use crate::rpc::method::{Method, lookup};
 
 /// The paths below `/v3/`, and the method of each.
@@ -94,6 +95,8 @@ pub(super) enum Page {
     /// `/readyz`, or a check below.
     Readyz,
     Metrics,
+    /// The page by which a Keyward is told from a member.
+    Keyward,
 }
 
 /// The part of a path behind the version of the API.
@@ -123,6 +126,7 @@ impl PathKind {
             "/livez" => Self::Page(Page::Livez),
             "/readyz" => Self::Page(Page::Readyz),
             "/metrics" => Self::Page(Page::Metrics),
+            keyward_page::PATH => Self::Page(Page::Keyward),
             _ if is_below("/livez") => Self::Page(Page::Livez),
             _ if is_below("/readyz") => Self::Page(Page::Readyz),
             _ if is_below("/v2") => Self::V2,
@@ -141,6 +145,7 @@ impl PathKind {
             Self::Page(Page::Livez) => "/livez",
             Self::Page(Page::Readyz) => "/readyz",
             Self::Page(Page::Metrics) => "/metrics",
+            Self::Page(Page::Keyward) => keyward_page::PATH,
             Self::Other => "other",
         }
     }

@@ -165,6 +165,13 @@ pub fn lock_lease(body: &[u8]) -> i64 {
     last_number(body, 2).unwrap_or_default()
 }
 
+/// Returns the name in field 1 of a LockRequest or a CampaignRequest; empty if absent.
+#[must_use]
+pub fn lock_name(body: &[u8]) -> &[u8] {
+    let named = WireFields::new(body).map_while(Result::ok).filter(|field| field.number == 1).last();
+    named.and_then(|field| field.value.bytes()).unwrap_or_default()
+}
+
 /// Returns the user named by a UserAdd, UserDelete or UserChangePassword, in field 1 of each.
 #[must_use]
 pub fn user_name(body: &[u8]) -> Option<&str> {

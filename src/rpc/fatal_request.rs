@@ -22,6 +22,8 @@ const LAST_SORT_TARGET: i64 = 4;
 const ACTIVATE: i64 = 1;
 const LAST_ALARM_ACTION: i64 = 2;
 const LAST_ALARM_TYPE: i64 = 2;
+/// The depth of Txns inside of Txns read in a Txn that deletes to the end of the store and keeps values.
+const DEEPEST_READ: usize = 64;
 /// The end of a range without an end.
 const NO_END: &[u8] = b"\0";
 
@@ -33,6 +35,8 @@ pub struct Weaknesses {
     /// Leaves out the ranges of a Txn that writes where another member answers, and so applies a Txn that the
     /// other member refuses for such a range.
     pub split_txns: bool,
+    /// Forgets leases with a negative or the largest id at a restart.
+    pub lost_leases: bool,
 }
 
 /// The refusal of a request that would end or split members with these weaknesses; `None` for every other
@@ -44,6 +48,9 @@ pub fn refusal(method: &Method, message: &[u8], weak: Weaknesses) -> Option<Refu
             has_unknown_sort(message).then_some(Refusal::SORT_OPTION)
         }
         MessageId::TxnRequest => of_txn(message, weak),
+        MessageId::LeaseGrantRequest if weak.lost_leases => {
+            has_lost_id(message).then(|| Refusal::fatal("a lease with an id that is lost at a restart"))
+        }
         MessageId::AlarmRequest => is_unknown_alarm(message).then(|| Refusal::fatal("an unknown alarm")),
         MessageId::MemberUpdateRequest => (!has_peer_urls(message)).then_some(Refusal::MEMBER_URLS),
         MessageId::AuthUserAddRequest | MessageId::AuthRoleAddRequest => {
@@ -81,8 +88,8 @@ fn has_unknown_sort(range: &[u8]) -> bool {
 /// are changed twice, and the put then finds no key while every member applies the Txn); or with a write and,
 /// at the top level, a Range at a revision.
 fn of_txn(txn: &[u8], weak: Weaknesses) -> Option<Refusal> {
-    let mut first_deleted: Option<&[u8]> = None;
     let (mut writes, mut reads_at_revision) = (false, false);
+    let (mut deletes_open_ended, mut keeps) = (false, false);
     let mut parts = TxnParts::new(txn);
     while let Some(Ok(part)) = parts.next() {
         writes |= matches!(part, TxnPart::Put(_) | TxnPart::DeleteRange(_));
@@ -91,20 +98,54 @@ fn of_txn(txn: &[u8], weak: Weaknesses) -> Option<Refusal> {
                 return Some(Refusal::SORT_OPTION);
             }
             TxnPart::Range(range) if !parts.is_nested() => reads_at_revision |= is_at_revision(range),
-            TxnPart::DeleteRange(delete) => {
-                let from = open_ended(delete);
-                first_deleted = first_deleted.into_iter().chain(from).min();
-            }
-            TxnPart::Put(put) => {
-                let is_deleted = |from| kept_key(put).is_some_and(|key| key >= from);
-                if first_deleted.is_some_and(is_deleted) {
-                    return Some(Refusal::DUPLICATE_KEY);
-                }
-            }
+            TxnPart::DeleteRange(delete) => deletes_open_ended |= open_ended(delete).is_some(),
+            TxnPart::Put(put) => keeps |= kept_key(put).is_some(),
             _ => {}
         }
     }
+    if deletes_open_ended
+        && keeps
+        && let Err(refusal) = deleted_by(txn, None, 0)
+    {
+        return Some(refusal);
+    }
     (weak.split_txns && writes && reads_at_revision).then_some(Refusal::SPLITTING_TXN)
+}
+
+/// The first key that may be deleted to the end of the store after the Txn, of this key before it and of the
+/// deletes in either branch.
+///
+/// # Errors
+/// A put keeps the value or lease of a key that was deleted before it on a way through the Txn, or Txns are
+/// nested deeper than [`DEEPEST_READ`].
+fn deleted_by<'a>(
+    txn: &'a [u8],
+    before: Option<&'a [u8]>,
+    depth: usize,
+) -> Result<Option<&'a [u8]>, Refusal> {
+    if depth > DEEPEST_READ {
+        return Err(Refusal::DUPLICATE_KEY);
+    }
+    let mut branches = [before; 2];
+    for (number, operation) in fields(txn) {
+        let deleted = match number {
+            2 => &mut branches[0],
+            3 => &mut branches[1],
+            _ => continue,
+        };
+        for (kind, message) in fields(operation.bytes().unwrap_or_default()) {
+            let message = message.bytes().unwrap_or_default();
+            match kind {
+                2 if deleted.zip(kept_key(message)).is_some_and(|(from, key)| key >= from) => {
+                    return Err(Refusal::DUPLICATE_KEY);
+                }
+                3 => *deleted = deleted.iter().copied().chain(open_ended(message)).min(),
+                4 => *deleted = deleted_by(message, *deleted, depth + 1)?,
+                _ => {}
+            }
+        }
+    }
+    Ok(branches.into_iter().flatten().min())
 }
 
 fn is_at_revision(range: &[u8]) -> bool {
@@ -121,6 +162,12 @@ fn open_ended(delete: &[u8]) -> Option<&[u8]> {
 fn kept_key(put: &[u8]) -> Option<&[u8]> {
     let keeps = fields(put).any(|(number, value)| matches!(number, 5 | 6) && value != WireValue::Varint(0));
     keeps.then(|| named(put).unwrap_or_default())
+}
+
+/// True for a LeaseGrantRequest with an id that etcd 3.5.0 to 3.5.2 does not find at its start.
+fn has_lost_id(grant: &[u8]) -> bool {
+    fields(grant)
+        .any(|(number, value)| number == 2 && !value.signed().is_some_and(|id| (0..i64::MAX).contains(&id)))
 }
 
 /// True for an AlarmRequest with an action that etcd does not know, and for the activation of an alarm that
@@ -162,11 +209,12 @@ mod tests {
     use crate::pb::etcdserverpb::request_op::Request;
     use crate::pb::etcdserverpb::{
         AlarmRequest, AuthRoleAddRequest, AuthRoleGrantPermissionRequest, AuthUserAddRequest,
-        DeleteRangeRequest, MemberUpdateRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+        DeleteRangeRequest, LeaseGrantRequest, MemberUpdateRequest, PutRequest, RangeRequest, RequestOp,
+        TxnRequest,
     };
     use crate::rpc::method::{METHODS, lookup};
 
-    const WEAK: Weaknesses = Weaknesses { sort_options: true, split_txns: true };
+    const WEAK: Weaknesses = Weaknesses { sort_options: true, split_txns: true, lost_leases: true };
 
     fn of(path: &str, message: &impl prost::Message) -> Option<Refusal> {
         refusal(lookup(path).expect("a method"), &message.encode_to_vec(), WEAK)
@@ -229,6 +277,14 @@ mod tests {
             txn(vec![], vec![delete("a", "\0"), put("a", false, true)]),
             txn(vec![delete("c", "\0"), delete("a", "\0"), put("b", true, false)], vec![]),
             txn(vec![nested(vec![delete("", "\0")]), nested(vec![put("b", true, true)])], vec![]),
+            txn(
+                vec![
+                    Request::RequestTxn(txn(vec![delete("a", "\0")], vec![])),
+                    Request::RequestTxn(txn(vec![], vec![put("b", true, false)])),
+                ],
+                vec![],
+            ),
+            txn(vec![], vec![delete("a", "\0"), nested(vec![put("b", true, false)])]),
         ];
         for txn in fatal {
             assert_eq!(of(TXN, &txn), Some(Refusal::DUPLICATE_KEY), "{txn:?}");
@@ -240,6 +296,9 @@ mod tests {
             // etcd itself finds these.
             txn(vec![delete("a", "c"), put("b", true, false)], vec![]),
             txn(vec![delete("b", ""), put("b", true, false)], vec![]),
+            // One of the branches is executed.
+            txn(vec![delete("a", "\0")], vec![put("b", true, false)]),
+            txn(vec![Request::RequestTxn(txn(vec![delete("a", "\0")], vec![put("b", true, false)]))], vec![]),
         ];
         for txn in served {
             assert_eq!(of(TXN, &txn), None, "{txn:?}");
@@ -269,6 +328,17 @@ mod tests {
         ];
         for txn in alike {
             assert_eq!(of(TXN, &txn), None, "{txn:?}");
+        }
+    }
+
+    #[test]
+    fn lease_ids_are_those_that_every_member_finds_again() {
+        let grant = |id| of("/etcdserverpb.Lease/LeaseGrant", &LeaseGrantRequest { ttl: 60, id });
+        for id in [0, 1, 7, i64::MAX - 1] {
+            assert_eq!(grant(id), None, "{id}");
+        }
+        for id in [-1, i64::MIN, i64::MAX] {
+            assert!(grant(id).is_some(), "{id}");
         }
     }
 

@@ -1,7 +1,8 @@
 //! The permissions needed by a request, as keys and ranges, and the Txn by which etcd itself judges them.
 //!
 //! Owns: the parts of a TxnRequest left unchecked by etcd before 3.4.44, 3.5.30 and 3.6.11 (nested Txns;
-//! `prev_kv` and `lease` of an operation), and the judge Txn. Must not know: users, members, sending.
+//! `prev_kv` and `lease` of an operation), and by all members but the answering one before 3.7 (top-level
+//! ranges beside writes); and the judge Txn. Must not know: users, members, sending.
 //! Invariants: the judge Txn never changes the store, whatever its operations: it has no compare, so its
 //! empty success branch runs, and its operations stand in the failure branch; etcd checks the permissions of
 //! both branches before running either (`checkTxnAuth` in server/etcdserver/apply). A write is asked as a
@@ -55,6 +56,14 @@ impl KeyPermission {
         Self { access, key: ZERO, range_end: ZERO }
     }
 
+    /// Permission for all keys below `name` and a slash, as a lock's and an election's are.
+    #[must_use]
+    pub fn below_name(access: KeyAccess, name: &[u8]) -> Self {
+        // The byte after the slash: no carry is needed.
+        let (key, range_end) = ([name, b"/"].concat().into(), [name, b"0"].concat().into());
+        Self { access, key, range_end }
+    }
+
     fn operation(&self) -> RequestOp {
         let (key, range_end) = (self.key.clone(), self.range_end.clone());
         let request = match self.access {
@@ -82,6 +91,16 @@ pub fn judge_txn(needed: &[KeyPermission]) -> Bytes {
     TxnRequest { failure, ..TxnRequest::default() }.encode_to_vec().into()
 }
 
+/// The kinds of parts that members in use leave unchecked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TxnHoles {
+    /// Nested Txns, and `prev_kv` and `lease` of operations.
+    pub unchecked_parts: bool,
+    /// The top-level ranges of a Txn that writes: all members but the answering one leave these ranges out,
+    /// also from their check, and so apply a Txn that the answering member refuses.
+    pub ranges_left_out: bool,
+}
+
 /// The permissions of a TxnRequest left unchecked by an old etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UncheckedTxnParts {
@@ -99,13 +118,20 @@ impl UncheckedTxnParts {
     }
 }
 
-/// Reads the parts of `txn`, a TxnRequest, left unchecked by an old etcd. Allocates nothing for a flat Txn
-/// without such parts.
+/// Reads the parts of `txn`, a TxnRequest, left unchecked by members with `holes`. Allocates nothing for a
+/// flat Txn without such parts.
 ///
 /// # Errors
 /// The body is unreadable, or an operation is of an unknown kind: its permissions are unknown.
-pub fn unchecked_parts(txn: &[u8]) -> Result<UncheckedTxnParts, ScanFault> {
+pub fn unchecked_parts(txn: &[u8], holes: TxnHoles) -> Result<UncheckedTxnParts, ScanFault> {
     let mut unchecked = UncheckedTxnParts::default();
+    if holes.ranges_left_out {
+        unchecked.add_ranges_beside_writes(txn)?;
+    }
+    if !holes.unchecked_parts {
+        unchecked.sort();
+        return Ok(unchecked);
+    }
     let mut parts = TxnParts::new(txn);
     while let Some(part) = parts.next().transpose()? {
         let is_nested = parts.is_nested();
@@ -118,16 +144,37 @@ pub fn unchecked_parts(txn: &[u8]) -> Result<UncheckedTxnParts, ScanFault> {
             _ => {}
         }
     }
-    unchecked.permissions.sort_unstable();
-    unchecked.permissions.dedup();
-    unchecked.leases.sort_unstable();
-    unchecked.leases.dedup();
+    unchecked.sort();
     Ok(unchecked)
 }
 
 const UNKNOWN_OPERATION: ScanFault = ScanFault("an operation of an unknown kind");
 
 impl UncheckedTxnParts {
+    fn sort(&mut self) {
+        self.permissions.sort_unstable();
+        self.permissions.dedup();
+        self.leases.sort_unstable();
+        self.leases.dedup();
+    }
+
+    /// Adds permission to read the top-level ranges of both branches, if any part of the Txn writes.
+    fn add_ranges_beside_writes(&mut self, txn: &[u8]) -> Result<(), ScanFault> {
+        let writes = |part| matches!(part, Ok(TxnPart::Put(_) | TxnPart::DeleteRange(_)));
+        if !TxnParts::new(txn).any(writes) {
+            return Ok(());
+        }
+        let mut parts = TxnParts::new(txn);
+        while let Some(part) = parts.next().transpose()? {
+            if let TxnPart::Range(range) = part
+                && !parts.is_nested()
+            {
+                self.add_read(range, (1, 2))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Adds permission to read the range in these fields of `body`: key and end.
     fn add_read(&mut self, body: &[u8], fields: (u32, u32)) -> Result<(), ScanFault> {
         let RangeFields { key, range_end, .. } = RangeFields::read(body, fields, NONE)?;
@@ -233,7 +280,30 @@ mod tests {
     fn parts(success: Vec<RequestOp>, failure: Vec<RequestOp>) -> UncheckedTxnParts {
         let compare = vec![Compare { key: "outer".into(), ..Default::default() }];
         let txn = TxnRequest { compare, success, failure };
-        unchecked_parts(&txn.encode_to_vec()).expect("readable")
+        unchecked_parts(&txn.encode_to_vec(), OLD).expect("readable")
+    }
+
+    const OLD: TxnHoles = TxnHoles { unchecked_parts: true, ranges_left_out: false };
+    const SPLIT: TxnHoles = TxnHoles { unchecked_parts: false, ranges_left_out: true };
+
+    #[test]
+    fn top_level_ranges_of_both_branches_count_beside_any_write() {
+        let read = |key| permission(KeyAccess::Read, key, "");
+        let ranges = |success: Vec<RequestOp>, failure: Vec<RequestOp>| {
+            let txn = TxnRequest { compare: vec![], success, failure }.encode_to_vec();
+            let parts = unchecked_parts(&txn, SPLIT).expect("readable");
+            assert!(parts.leases.is_empty());
+            parts.permissions
+        };
+        let within = |operation| nested(vec![], vec![operation], vec![]);
+        assert_eq!(
+            ranges(vec![put("k", 7, true), range("b", "")], vec![range("a", "")]),
+            [read("a"), read("b")]
+        );
+        assert_eq!(ranges(vec![range("a", "")], vec![delete("k", "", true)]), [read("a")]);
+        assert_eq!(ranges(vec![range("a", "")], vec![within(put("k", 0, false))]), [read("a")]);
+        assert_eq!(ranges(vec![put("k", 0, false)], vec![within(range("a", ""))]), []);
+        assert_eq!(ranges(vec![range("a", "")], vec![range("b", "")]), [], "nothing is written");
     }
 
     fn permission(access: KeyAccess, key: &'static str, end: &'static str) -> KeyPermission {
@@ -303,10 +373,10 @@ mod tests {
     fn an_operation_of_an_unknown_kind_has_unknown_permissions() {
         // Field 5 of an operation, in a nested Txn: Txn { success { request_txn { success { 5: "" } } } }.
         let unknown = b"\x12\x06\x22\x04\x12\x02\x2a\x00";
-        assert_eq!(unchecked_parts(unknown), Err(UNKNOWN_OPERATION));
+        assert_eq!(unchecked_parts(unknown, OLD), Err(UNKNOWN_OPERATION));
         // etcd reads the same bytes: nested Txn { success { 1: "" } }.
         let known = b"\x12\x06\x22\x04\x12\x02\x0a\x00";
-        assert_eq!(unchecked_parts(known).map(|parts| parts.permissions.len()), Ok(1));
+        assert_eq!(unchecked_parts(known, OLD).map(|parts| parts.permissions.len()), Ok(1));
     }
 
     #[test]
@@ -321,7 +391,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_read(body: Vec<u8>) {
-            let _either = unchecked_parts(&body);
+            let _either = unchecked_parts(&body, OLD);
+            let _either = unchecked_parts(&body, SPLIT);
         }
     }
 }

@@ -43,6 +43,7 @@ const MODULES: &[&str] = &[
     "pem",
     "policy",
     "policy_store",
+    "printable",
     "published",
     "refusal",
     "reload",

@@ -18,6 +18,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
+use crate::printable::MetricsText;
 use crate::telemetry::audit_metrics::AuditMetrics;
 use crate::telemetry::config_metrics::ConfigMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
@@ -417,9 +418,9 @@ impl Metrics {
     /// # Errors
     /// Never in practice: writing to a string does not fail.
     pub fn text(&self) -> Result<String, std::fmt::Error> {
-        let mut text = String::with_capacity(16 * 1024);
+        let mut text = MetricsText::with_capacity(16 * 1024);
         encode(&mut text, &self.registry)?;
-        Ok(text)
+        Ok(text.into_text())
     }
 
     /// The page of the admin address: the same, followed by the metrics for this page only, by the process's
@@ -432,12 +433,12 @@ impl Metrics {
         process.register_collector(Box::new(ProcessCollector));
         let mut further = Registry::with_prefix(PREFIX);
         families.into_iter().for_each(|family| further.register_collector(Box::new(family)));
-        let mut text = String::with_capacity(16 * 1024);
+        let mut text = MetricsText::with_capacity(16 * 1024);
         encode_registry(&mut text, &self.registry)?;
         encode_registry(&mut text, &self.admin_registry)?;
         encode_registry(&mut text, &process)?;
         encode(&mut text, &further)?;
-        Ok(text)
+        Ok(text.into_text())
     }
 }
 

@@ -4,18 +4,22 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use keyward::pb::authpb::Permission;
+use keyward::pb::etcdserverpb::kv_client::KvClient;
 use keyward::pb::etcdserverpb::request_op::Request as Op;
 use keyward::pb::etcdserverpb::{
     AlarmRequest, AuthRoleAddRequest, AuthRoleGrantPermissionRequest, AuthUserAddRequest, DeleteRangeRequest,
-    MemberUpdateRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
+    LeaseGrantRequest, MemberUpdateRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
 };
+use keyward::pb::v3lockpb::LockRequest;
+use keyward::pb::v3lockpb::lock_client::LockClient;
 use keyward::refusal::{Code, Refusal};
 use prost::Message;
 
+use crate::caller::Caller;
 use crate::harness::binary::{Version, full};
 use crate::harness::client::lifetime;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Cluster, Options, every_version, wait};
+use crate::harness::{Auth, Cluster, Options, every_version, password, wait};
 use crate::raw::{Call, Endpoint};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -34,6 +38,8 @@ enum Fatal {
     Within(&'static str, &'static str),
     /// Not by itself: it splits the members of versions before this one.
     Splits,
+    /// Not by itself: members of these versions forget it at a restart. Others serve it.
+    Forgets(&'static str, &'static str),
 }
 
 impl Fatal {
@@ -42,7 +48,7 @@ impl Fatal {
             Self::Everywhere => true,
             Self::Before(first) => !version.at_least(first),
             Self::Within(first, behind) => version.at_least(first) && !version.at_least(behind),
-            Self::Splits => false,
+            Self::Splits | Self::Forgets(..) => false,
         }
     }
 }
@@ -101,6 +107,7 @@ fn rows() -> Vec<Row> {
         txn(vec![Op::RequestTxn(txn(vec![Op::RequestRange(sorted(1, 9))])), Op::RequestPut(put("/q"))]);
     let at_revision = RangeRequest { revision: 1_000_000, key: "/p/1".into(), ..RangeRequest::default() };
     let split = txn(vec![Op::RequestRange(at_revision), Op::RequestPut(put("/q"))]);
+    let lost_lease = LeaseGrantRequest { ttl: 60, id: -5 };
     vec![
         row("sort target", RANGE, &sorted(1, 9), before_36, &sort),
         row("local sort target", RANGE, &local, before_36, &sort),
@@ -125,6 +132,13 @@ fn rows() -> Vec<Row> {
             &grant,
             Fatal::Before("3.5.0"),
             &Refusal::NO_PERMISSION_GIVEN,
+        ),
+        row(
+            "lost lease",
+            "/etcdserverpb.Lease/LeaseGrant",
+            &lost_lease,
+            Fatal::Forgets("3.5.0", "3.5.3"),
+            &Refusal::fatal("a lease with an id that is lost at a restart"),
         ),
         row("no peer URL", UPDATE, &update(&[]), Fatal::Splits, &Refusal::MEMBER_URLS),
         row("bad peer URL", UPDATE, &update(&["a b"]), Fatal::Splits, &Refusal::MEMBER_URLS),
@@ -160,6 +174,9 @@ async fn no_request_that_ends_members_reaches_one() {
             // etcd 3.7 applies such a Txn alike on all members, and says that the revision is to come.
             if matches!(fatal, Fatal::Splits) && path == TXN && version.at_least("3.7.0") {
                 assert_eq!(got.0, Some(Code::OutOfRange as u32), "{version}: {name}: {got:?}");
+            } else if matches!(fatal, Fatal::Forgets(first, behind) if !Fatal::Within(first, behind).is_at(&version))
+            {
+                assert_eq!(got.0, Some(0), "{version}: {name}: {got:?}");
             } else {
                 assert_eq!(got, (Some(told.0 as u32), told.1), "{version}: {name}");
             }
@@ -170,6 +187,58 @@ async fn no_request_that_ends_members_reaches_one() {
         }
         let revisions = revisions(&cluster).await;
         assert!(revisions.windows(2).all(|pair| pair[0] == pair[1]), "{version}: {revisions:?}");
+    }
+}
+
+/// Where another member answers, a member before 3.7 leaves out the ranges of a Txn that writes, also from its check of permissions.
+#[tokio::test]
+async fn a_write_beside_a_range_that_may_not_be_read_is_applied_by_no_member() {
+    for version in every_version() {
+        let auth = Auth::On { extra_users: 0 };
+        let cluster = Cluster::start(&version, Options { members: 3, auth, ..Options::default() }).await;
+        let site = Site::new();
+        let config = site.in_front_of(&cluster);
+        let keyward = Keyward::start(site, &config).await;
+        let ctl = cluster.ctl_as_root();
+        ctl.ok(&["user", "add", &format!("writer:{}", password("writer"))]).await;
+        ctl.ok(&["role", "add", "writer"]).await;
+        ctl.ok(&["role", "grant-permission", "writer", "--prefix=true", "write", "/w/"]).await;
+        ctl.ok(&["user", "grant-role", "writer", "writer"]).await;
+        let writer = Caller::log_in(keyward.site().listen, "writer").await;
+        let range = |key: &'static str| RangeRequest { key: key.into(), ..RangeRequest::default() };
+        let ops = |key, put_key| txn(vec![Op::RequestRange(range(key)), Op::RequestPut(put(put_key))]);
+        let nested = txn(vec![
+            Op::RequestRange(range("/secret")),
+            Op::RequestTxn(txn(vec![Op::RequestPut(put("/w/2"))])),
+        ]);
+        let mut otherwise = TxnRequest {
+            failure: txn(vec![Op::RequestRange(range("/w/1"))]).success,
+            ..TxnRequest::default()
+        };
+        otherwise.success = txn(vec![Op::RequestPut(put("/w/3"))]).success;
+        for (name, txn) in
+            [("range", ops("/secret", "/w/1")), ("nested", nested), ("other branch", otherwise)]
+        {
+            let refused =
+                KvClient::new(writer.channel.clone()).txn(writer.request(txn)).await.expect_err(name);
+            assert_eq!(refused.message(), "etcdserver: permission denied", "{version} {name}");
+        }
+        let lock = LockRequest { name: "/w/lock".into(), lease: 0 };
+        let refused = LockClient::new(writer.channel.clone())
+            .lock(writer.request(lock))
+            .await
+            .expect_err("no permission to read");
+        assert_eq!(refused.message(), "etcdserver: permission denied", "{version} lock");
+        writer.put("/w/0", b"v".to_vec(), 0).await.expect("permitted");
+        let root = Caller::log_in(keyward.site().listen, "root").await;
+        let both = KvClient::new(root.channel.clone()).txn(root.request(ops("/w/0", "/w/4"))).await;
+        assert!(both.is_ok(), "{version}: {both:?}");
+        let mut stores = Vec::new();
+        for member in 0..cluster.len() {
+            let direct = Caller::log_in(cluster.address(member), "root").await;
+            stores.push(direct.keys("/w/").await);
+        }
+        assert!(stores.iter().all(|keys| *keys == ["/w/0", "/w/4"]), "{version}: {stores:?}");
     }
 }
 

@@ -50,8 +50,13 @@ async fn narrow(address: SocketAddr) -> TcpStream {
 }
 
 async fn get(address: SocketAddr, path: &str) -> String {
+    get_of(address, path, "localhost").await
+}
+
+/// Asks by the name of a host.
+async fn get_of(address: SocketAddr, path: &str, host: &str) -> String {
     let mut stream = TcpStream::connect(address).await.expect("connected");
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.expect("UTF-8");
@@ -62,7 +67,7 @@ async fn get(address: SocketAddr, path: &str) -> String {
 fn peers_that_do_not_read_keep_no_probe_and_no_scrape_waiting() {
     real(async {
         let (address, _keyward) = administered().await;
-        let many = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(2_000);
+        let many = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2_000);
         let mut unread = Vec::new();
         for _ in 0..PEERS {
             let peer = narrow(address).await;
@@ -78,6 +83,27 @@ fn peers_that_do_not_read_keep_no_probe_and_no_scrape_waiting() {
         let mut first = unread.remove(0);
         let mut rest = Vec::new();
         drop(first.read_to_end(&mut rest).await);
+    });
+}
+
+/// The page of a site whose name points here reads nothing of anybody.
+#[test]
+fn a_name_that_is_not_listed_reads_nothing_but_probes() {
+    real(async {
+        let (address, _keyward) = administered().await;
+        for path in ["/metrics", "/replica", "/", "/nowhere"] {
+            let answer = get_of(address, path, "evil.example").await;
+            assert!(
+                answer.starts_with("HTTP/1.1 403 ") && answer.contains("admin.hosts"),
+                "{path}: {answer}"
+            );
+            let answer = get_of(address, path, &address.to_string()).await;
+            assert!(!answer.starts_with("HTTP/1.1 403 "), "{path}: {answer}");
+        }
+        for path in ["/livez", "/readyz"] {
+            let answer = get_of(address, path, "keyward.example").await;
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+        }
     });
 }
 
@@ -101,7 +127,7 @@ fn a_peer_that_does_not_read_is_cut() {
         let (address, _keyward) = administered().await;
         let mut peer = narrow(address).await;
         // Nothing is read, so that soon nothing more is taken: a write then waits until the other side is gone.
-        while peer.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await.is_ok() {}
+        while peer.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await.is_ok() {}
     });
 }
 

@@ -7,6 +7,7 @@ use keyward::tasks::Tasks;
 use prost::Message as _;
 
 use crate::client::Client;
+use crate::http1::told;
 use crate::member::Member;
 use crate::rig::{Keyward, log_in, paused};
 use crate::words::{KEEP_ALIVE, RANGE, range, ranged, renew, renewed};
@@ -84,6 +85,30 @@ fn not_where_two_have_appeared_however_they_did() {
         let mut client = client;
         client.headers.clear();
         assert_eq!(token_of(&member, &client, GRANT).await, None);
+    });
+}
+
+/// A reverse proxy shares its connections among its clients.
+#[test]
+fn not_on_a_connection_with_calls_over_json() {
+    paused(async {
+        let (member, keyward) = door("lend_login_identity = true\n");
+        let post = |path: &str, fields: &str, body: &str| {
+            let length = body.len();
+            format!("POST {path} HTTP/1.1\r\nHost: x\r\n{fields}Content-Length: {length}\r\n\r\n{body}")
+        };
+        let login = post("/v3/auth/authenticate", "", r#"{"name":"alice","password":"right"}"#);
+        let grant = post("/v3/lease/grant", "Connection: close\r\n", r#"{"TTL":"5","ID":"1"}"#);
+        let script = async {
+            let call = member.called(GRANT).await;
+            let token = call.token().map(str::to_owned);
+            call.reply(&[]).await;
+            token
+        };
+        let both = login + &grant;
+        let (token, answers) = tokio::join!(script, told(keyward.connect(), both.as_bytes()));
+        assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 2, "{answers}");
+        assert_eq!(token, None);
     });
 }
 

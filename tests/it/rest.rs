@@ -256,6 +256,37 @@ fn other_methods_and_paths_are_answered_as_by_etcd_3_5() {
     });
 }
 
+/// The protection of etcd's `--host-whitelist`: the page of a site whose name points here is of its own host.
+#[test]
+fn a_listener_with_hosts_answers_requests_for_these_alone() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let folder = tempfile::tempdir().expect("a folder");
+        let listener = "hosts = [\"etcd.example.com\"]\n";
+        let keyward = Keyward::at(&[&member], AuthSetting::Off, folder.path(), listener, "");
+        for (host, status) in [
+            ("etcd.example.com:2379", 200),
+            ("ETCD.example.com", 200),
+            ("127.0.0.1:2379", 200),
+            ("localhost", 200),
+            ("evil.example", 421),
+            ("etcd.example.com.evil.example", 421),
+        ] {
+            for request in [
+                format!("GET /version HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"),
+                format!("GET http://{host}/version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"),
+            ] {
+                let answer = told(keyward.connect(), request.as_bytes()).await;
+                assert_eq!(parts(&answer).0, status, "{request}{answer}");
+            }
+        }
+        let anonymous = b"GET /version HTTP/1.0\r\n\r\n";
+        assert_eq!(parts(&told(keyward.connect(), anonymous).await).0, 421);
+        let open = Keyward::before(&[&member]);
+        assert_eq!(parts(&told(open.connect(), anonymous).await).0, 200);
+    });
+}
+
 #[test]
 fn a_listener_without_the_face_answers_404_and_one_with_a_metrics_page_shows_it() {
     paused(async {

@@ -22,6 +22,7 @@ use crate::config::{Config, KeySource, RevocationPersistence, Scheme};
 use crate::credentials::RootHolders;
 use crate::downstream::connection_table::ConnectionOccupancy;
 use crate::identity::{MemberId, UserName};
+use crate::members::discovery::keyward_page::KeywardEndpoint;
 use crate::members::discovery::metrics_page::MemberHealthFigures;
 use crate::members::fitness::LAG;
 use crate::members::membership::{
@@ -62,6 +63,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) auth: AuthSetting,
     /// The unauthenticated answers of each member; `None` for a member without an answer.
     pub(super) examined: &'a [(MemberId, Option<MemberHealthFigures>)],
+    /// The configured endpoints that are no members, but a Keyward.
+    pub(super) keywards: &'a [KeywardEndpoint],
     pub(super) revocations_known: bool,
     /// The state of the policy stored in etcd, if configured.
     pub(super) stored_policy: Option<&'a PolicyStoreStatus>,
@@ -106,10 +109,31 @@ impl DoctorInputs<'_> {
             self.store(member, findings);
         }
         self.absent(findings);
+        self.keywards(findings);
         self.versions(findings);
         self.open_holes(findings);
         self.weaknesses(findings);
         self.identities(findings);
+    }
+
+    /// Notes endpoints that are a Keyward.
+    fn keywards(&self, findings: &mut DoctorFindings) {
+        for KeywardEndpoint { endpoint, is_this } in self.keywards {
+            let about = endpoint.to_string();
+            if *is_this {
+                let fix = "take it out of cluster.endpoints, and name the client URLs of the members";
+                findings.error(
+                    "endpoint_is_keyward",
+                    about,
+                    "is this Keyward itself: calls go in a circle",
+                    fix,
+                );
+            } else {
+                let what = "is another Keyward: calls pass both, and the other one decides who its client is";
+                let fix = "intended at the edge of a site; see that its own endpoints do not lead back here";
+                findings.note("endpoint_is_keyward", about, what, fix);
+            }
+        }
     }
 
     /// Checks the occupancy of the client connection limits.

@@ -2,7 +2,7 @@
 //!
 //! Owns: the listeners, their limits, the time between events. Must not know: the content of an event.
 //! Invariants: without a listener nothing runs and no shard is asked; the work of a second is done once for
-//! all listeners; a listener that does not read is cut, and keeps no other listener waiting; all events end
+//! all listeners; a listener that does not read is cut, and keeps no other listener waiting or out; all events end
 //! with the beginning of a drain.
 
 use std::cell::RefCell;
@@ -100,12 +100,15 @@ impl PageEvents {
         }
     }
 
-    /// Adds a listener; `None` at the limit.
-    pub(super) fn listen(self: &Rc<Self>, selection: ClientSelection) -> Option<(EventBody, ListenerEnd)> {
+    /// Adds a listener. At the limit the listener that missed the most events, else the oldest, makes room: a
+    /// browser that reads asks again.
+    pub(super) fn listen(self: &Rc<Self>, selection: ClientSelection) -> (EventBody, ListenerEnd) {
         let mut listeners = self.listeners.borrow_mut();
         listeners.retain(|listener| !listener.events.is_closed());
         if listeners.len() >= LISTENERS {
-            return None;
+            // The last of the greatest, counted from the newest.
+            let worst = (0..listeners.len()).rev().max_by_key(|at| listeners[*at].missed);
+            worst.map(|at| listeners.remove(at));
         }
         let ((events, body), (end, ended)) = (mpsc::channel(QUEUED), oneshot::channel());
         // The queue is empty.
@@ -115,7 +118,7 @@ impl PageEvents {
         if sampling.as_ref().is_none_or(TaskHandle::is_finished) {
             *sampling = Some(self.tasks.spawn("status page", Rc::clone(self).run()));
         }
-        Some((EventBody(body), ListenerEnd(ended)))
+        (EventBody(body), ListenerEnd(ended))
     }
 
     /// Sends events until nobody listens, or until a drain begins.

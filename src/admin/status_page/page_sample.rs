@@ -18,6 +18,7 @@ use crate::admin::status::ReplicaStatus;
 use crate::admin::view::{View, ViewRow, ViewTopic, Viewer};
 use crate::admin::view_table::{RowFilter, ViewArgumentError};
 use crate::config::PageContent;
+use crate::printable;
 use crate::refusal::RefusalReason;
 
 /// Rows of clients, and of watches, in an event.
@@ -244,7 +245,7 @@ impl PageSample {
             watches: self.watches.selected(&none, sources.content),
             others: &self.others,
         };
-        serde_json::to_string(&event).unwrap_or_default()
+        printable::json(&serde_json::to_string(&event).unwrap_or_default()).into_owned()
     }
 }
 

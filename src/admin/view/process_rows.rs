@@ -11,9 +11,9 @@ use time::OffsetDateTime;
 
 use super::{ViewRow, Viewer, moment, rows_of};
 use crate::admin::other_replicas::ReplicaRow;
-use crate::admin::table::plain;
 use crate::config::certificate_expiry::configured_certificates;
 use crate::config::{AdminSocketSetting, Config, Listener};
+use crate::printable::escaped;
 use crate::usage::register::LimitUse;
 
 #[derive(Serialize)]
@@ -56,7 +56,7 @@ impl Viewer {
     pub(super) fn sessions(&self) -> Vec<SessionRow> {
         let row = |session: crate::downstream::session::ListedSession| SessionRow {
             session: session.id.to_string(),
-            peer: plain(&session.peer),
+            peer: escaped(&session.peer),
             issued_at: moment_of(Duration::from_secs(session.issued_at)),
             valid: session.is_valid,
         };
@@ -72,7 +72,7 @@ impl Viewer {
             }
             if let Some(Value::Array(errors)) = row.remove("errors") {
                 let errors: Vec<&str> = errors.iter().filter_map(Value::as_str).collect();
-                row.insert("errors".into(), plain(&errors.join(", ")).into());
+                row.insert("errors".into(), escaped(&errors.join(", ")).into());
             }
         }
         rows
@@ -131,7 +131,7 @@ impl Viewer {
             .collect();
         let row = |(key, value): (String, String)| SettingRow {
             restart_pending: is_pending(&key),
-            value: plain(&value),
+            value: escaped(&value),
             key,
         };
         known.into_iter().map(row).chain(unlisted).collect()
@@ -163,7 +163,7 @@ impl Viewer {
     pub(super) fn versions(&self) -> Vec<VersionRow> {
         let own = VersionRow { part: "keyward".into(), version: Some(env!("CARGO_PKG_VERSION").into()) };
         let members = self.state.status().members.into_iter().map(|member| {
-            let name = if member.name.is_empty() { member.id } else { plain(&member.name) };
+            let name = if member.name.is_empty() { member.id } else { escaped(&member.name) };
             VersionRow { part: format!("member {name}"), version: member.version }
         });
         std::iter::once(own).chain(members).collect()

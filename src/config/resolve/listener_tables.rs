@@ -12,7 +12,7 @@ use super::user_tables::{OTHERS, UserRows};
 use super::{IdentifyAvailability, Resolver};
 use crate::config::{
     Address, Admin, AdminSocketSetting, ClientAuth, ClientCa, DEFAULT_ADMIN_SOCKET, Identify, Listener,
-    OnExpiry, PageContent, PageSettings, ServerTls, toml_file,
+    ListenerHttp, OnExpiry, OwnHosts, PageContent, PageSettings, ServerTls, toml_file,
 };
 use crate::identity::UserName;
 use crate::identity::pattern::AddressRange;
@@ -53,6 +53,10 @@ impl Resolver<'_> {
             let default_user = row
                 .default_user
                 .and_then(|name| self.user_named(&format!("{path}.default_user"), &name, users));
+            let hosts = match row.hosts {
+                Some(names) if names != ["*"] => self.own_hosts(&format!("{path}.hosts"), names),
+                _ => OwnHosts::Any,
+            };
             let member = row.member.and_then(|name| self.member_named(&format!("{path}.member"), &name));
             let server_names = row.server_names.unwrap_or_default();
             let server_names = self.server_names(&path, server_names, tls.as_ref(), member.as_ref());
@@ -78,8 +82,11 @@ impl Resolver<'_> {
                     Some(toml_file::TomlOnExpiry::Keep) => OnExpiry::Keep,
                 },
                 proxy_protocol_from: proxies,
-                rest: row.rest.unwrap_or(true),
-                metrics_page: row.metrics_page.unwrap_or(false),
+                http: ListenerHttp {
+                    is_served: row.rest.unwrap_or(true),
+                    metrics_page: row.metrics_page.unwrap_or(false),
+                    hosts,
+                },
                 member,
                 server_names,
             };
@@ -302,6 +309,7 @@ impl Resolver<'_> {
             let reason = format!("shows users, addresses and keys to everybody who reaches {address}");
             self.findings.warn("admin.page", reason);
         }
+        let replicas = self.other_replicas(admin.replicas.unwrap_or_default());
         Some(Admin {
             address,
             socket: self.admin_socket(admin.socket.as_deref(), listeners),
@@ -311,23 +319,30 @@ impl Resolver<'_> {
                     toml_file::TomlPageContent::Anonymous => PageContent::Anonymous,
                     toml_file::TomlPageContent::Full => PageContent::Full,
                 }),
-                hosts: self.page_hosts(admin.hosts.unwrap_or_default()),
+                hosts: self.admin_hosts(admin.hosts.unwrap_or_default(), &replicas),
             },
-            replicas: self.other_replicas(admin.replicas.unwrap_or_default()),
+            replicas,
             user_metrics: self.count("admin.user_metrics", admin.user_metrics, 0, 0..=1000),
         })
     }
 
-    /// Checks `admin.hosts`: names as in the Host header, without a port.
-    fn page_hosts(&mut self, names: Vec<String>) -> Arc<[String]> {
+    /// The names of the admin address: those of `admin.hosts`, and the hosts of `admin.replicas`.
+    fn admin_hosts(&mut self, names: Vec<String>, replicas: &[String]) -> OwnHosts {
+        let own = self.own_hosts("admin.hosts", names);
+        let replicas = replicas.iter().filter_map(|replica| replica.parse::<Authority>().ok());
+        own.with(replicas.map(|replica| replica.host().to_ascii_lowercase()))
+    }
+
+    /// Checks names as in the Host header, without a port.
+    fn own_hosts(&mut self, path: &str, names: Vec<String>) -> OwnHosts {
         let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         for (index, name) in names.iter().enumerate() {
             if name.is_empty() || !name.bytes().all(is_allowed) {
                 let reason = "is no host name: a name without scheme and port is needed";
-                self.findings.fault(&format!("admin.hosts[{index}]"), reason);
+                self.findings.fault(&format!("{path}[{index}]"), reason);
             }
         }
-        names.into_iter().map(|name| name.to_ascii_lowercase()).collect()
+        OwnHosts::Listed(names.into_iter().map(|name| name.to_ascii_lowercase()).collect())
     }
 
     /// Checks `admin.replicas`: a host and a port each.

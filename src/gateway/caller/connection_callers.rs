@@ -2,8 +2,8 @@
 //!
 //! Owns: the latest decisions on the connection's callers, and the login lent to calls without a credential
 //! (docs/decisions.md#d14). Must not know: how the decisions were made.
-//! Invariants: decisions by replaced rules are forgotten; a login is lent only to calls about leases and
-//! members, and to no call once a second peer has appeared.
+//! Invariants: decisions by replaced rules are forgotten; a login is lent only to gRPC calls about leases and
+//! members, and to no call once a second peer or a call over JSON has appeared.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -77,9 +77,9 @@ impl ConnectionCallers {
         self.last.insert(standing).clone()
     }
 
-    /// Ends the lending of logins: a peer without a login has appeared, so a call without a token is
-    /// ambiguous.
-    pub(super) fn stop_lending(&mut self) {
+    /// Ends the lending of logins: a peer without a login has appeared, or a call that is no gRPC call, so a
+    /// call without a token is ambiguous.
+    pub fn stop_lending(&mut self) {
         self.logins = ConnectionLogins::Several;
     }
 

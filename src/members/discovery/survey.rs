@@ -11,6 +11,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Members;
+use super::keyward_page::{KeywardEndpoint, keywards_among};
 use super::member_flags::{MemberFlags, read_flags};
 use super::metrics_page::{MemberHealthFigures, examine};
 use super::probe::is_refused_login;
@@ -39,6 +40,8 @@ pub struct ClusterSurvey {
     pub examined: Vec<(MemberId, Option<MemberHealthFigures>)>,
     /// The flags of each member, where the member tells its command line.
     pub flags: HashMap<MemberId, MemberFlags>,
+    /// The configured endpoints that are no members, but a Keyward.
+    pub keywards: Vec<KeywardEndpoint>,
     /// Why the login of `cluster.probe` has no result, if a login was needed.
     pub login_failure: Option<String>,
 }
@@ -68,11 +71,12 @@ pub async fn survey(config: &Cluster, connector: Connector, limit: Duration, tas
         (member.id, figures, flags)
     });
     let (mut examined, mut flags) = (Vec::new(), HashMap::new());
-    for (id, figures, told) in join_all(asked).await {
+    let (asked, keywards) = tokio::join!(join_all(asked), keywards_among(&http1, &config.endpoints));
+    for (id, figures, told) in asked {
         examined.push((id, figures));
         flags.extend(told.map(|told| (id, told)));
     }
-    ClusterSurvey { membership, auth, examined, flags, login_failure }
+    ClusterSurvey { membership, auth, examined, flags, keywards, login_failure }
 }
 
 /// True if nothing more is to be learned: every address and every listed member has answered well.

@@ -29,6 +29,7 @@ struct Scene {
     members: Membership,
     auth: AuthSetting,
     examined: Vec<(MemberId, Option<MemberHealthFigures>)>,
+    keywards: Vec<KeywardEndpoint>,
     revocations_known: bool,
     stored_policy: Option<PolicyStoreStatus>,
     root_holders: RootHolders,
@@ -90,6 +91,7 @@ impl Scene {
             members,
             auth: AuthSetting::On,
             examined: (1..4).map(|id| (MemberId(id), Some(known.clone()))).collect(),
+            keywards: Vec::new(),
             revocations_known: true,
             stored_policy: None,
             root_holders: RootHolders::default(),
@@ -141,6 +143,7 @@ impl Scene {
             members: &self.members,
             auth: self.auth,
             examined: &self.examined,
+            keywards: &self.keywards,
             revocations_known: self.revocations_known,
             stored_policy: self.stored_policy.as_ref(),
             root_holders: &self.root_holders,
@@ -170,6 +173,16 @@ fn tls(folder: &Path) -> &'static str {
 }
 
 use Severity::{Error, Warning};
+
+#[test]
+fn an_endpoint_that_is_a_keyward_is_told_and_itself_is_an_error() {
+    let keyward = |is_this| {
+        let endpoint = Endpoint { scheme: Scheme::Http, host: "edge".into(), port: 2379 };
+        Scene::new().with(|scene| scene.keywards = vec![KeywardEndpoint { endpoint, is_this }])
+    };
+    assert!(keyward(false).finds(&[]).contains("note [endpoint_is_keyward] http://edge:2379: is another"));
+    keyward(true).finds(&[(Error, "endpoint_is_keyward")]);
+}
 
 #[test]
 fn nothing_is_found_where_all_is_well() {

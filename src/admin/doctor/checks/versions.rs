@@ -39,9 +39,12 @@ impl DoctorInputs<'_> {
         }
         if weaknesses.split_txns {
             open.push(
-                "may differ from the others after a txn that writes and reads at a revision \
-                       (etcd-io/etcd#18667)",
+                "may differ from the others after a txn that writes, and reads at a revision or without \
+                 permission (etcd-io/etcd#18667)",
             );
+        }
+        if weaknesses.lost_leases {
+            open.push("forgets leases with a negative or the largest id at a restart");
         }
         if unchecked_under_alarm {
             open.push(
