@@ -94,7 +94,7 @@ use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
 use crate::tasks::Tasks;
 use crate::telemetry::access_settings::SampleCounter;
-use crate::telemetry::limiter::RecordLimiter;
+use crate::telemetry::limiter::{PeerRecordLimiter, RecordLimiter};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::user_metrics::UserFigures;
 use crate::upstream::member_queue::MemberQueues;
@@ -361,9 +361,10 @@ impl Gateway {
         let log = AccessLog {
             settings: Cell::new(begun.access_log),
             limiter: Rc::clone(&log_limiter),
+            refused: PeerRecordLimiter::for_access(metrics.log_records_left_out.clone()),
             samples: SampleCounter::default(),
         };
-        let audit_limiter = RecordLimiter::new(metrics.log_records_left_out.clone());
+        let audit_limiter = PeerRecordLimiter::for_audit(metrics.log_records_left_out.clone());
         let not_followed = metrics.export.parents_not_followed.clone();
         let tracer = spans.map(|spans| CallTracer::new(spans, begun.trace_sampling, not_followed));
         let records = RecordSinks {
@@ -374,7 +375,7 @@ impl Gateway {
             slow_calls: SlowCalls::default(),
             hot_prefixes: HotPrefixes::default(),
             audit,
-            audit_limiter,
+            audit_limiter: Rc::new(audit_limiter),
         };
         let unread = UnreadAnswers::new(begun.limits.unread.buffer / shards, metrics.unread.clone());
         let snapshot = CallSnapshot {

@@ -46,7 +46,6 @@ pub mod pb;
 pub mod pem;
 pub mod policy;
 pub mod policy_store;
-pub mod printable;
 pub mod published;
 pub mod refusal;
 pub mod reload;

@@ -45,8 +45,8 @@ use keyward::audit::head_signature;
 use keyward::audit::record::Timestamp;
 use keyward::audit::search::{AuditSearch, FoundRecord};
 use keyward::config::{self, Config, ConfigFaults, ConfigSources, ConfigWarning};
-use keyward::printable;
 use keyward::telemetry;
+use keyward::telemetry::printable;
 use serde::Serialize;
 
 use config_arguments::ConfigArguments;

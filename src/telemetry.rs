@@ -28,6 +28,7 @@ pub mod metrics;
 pub mod otlp_messages;
 pub mod policy_metrics;
 pub mod policy_store_metrics;
+pub mod printable;
 mod process_metrics;
 pub mod refusal_metrics;
 pub mod request_memory_metrics;
@@ -53,7 +54,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::printable::JsonLines;
+use crate::telemetry::printable::JsonLines;
 use log_export::LogExportLayer;
 use log_filter::{CurrentLogFilter, LogFilter, LogFilterLayer};
 use text::TextRecords;

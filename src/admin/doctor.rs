@@ -24,9 +24,9 @@ use crate::members::discovery::metrics_page::{MemberHealthFigures, examine};
 use crate::members::discovery::survey::ClusterSurvey;
 use crate::members::membership::{AuthSetting, MembersHandle, Membership};
 use crate::policy_store::PolicyRegister;
-use crate::printable::escaped;
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
+use crate::telemetry::printable::escaped;
 use crate::usage::register::UsageRegister;
 use checks::DoctorInputs;
 

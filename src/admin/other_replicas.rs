@@ -16,7 +16,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
 use crate::io::http_get::{GetError, get};
-use crate::printable::escaped;
+use crate::telemetry::printable::escaped;
 
 /// The path of a replica's row at its admin address.
 pub(super) const PATH: &str = "/replica";

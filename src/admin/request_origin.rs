@@ -25,7 +25,7 @@ pub(super) enum RequestRefusal {
     Origin,
 }
 
-/// Checks that a request is for this process. Every browser names a host, and so does every scraper of HTTP/1.1.
+/// Checks that a request is for this process. Every browser names a host, and every scraper over HTTP/1.1.
 pub(super) fn check_host<B>(request: &Request<B>, hosts: &OwnHosts) -> Result<(), RequestRefusal> {
     let is_without = request.uri().authority().is_none() && !request.headers().contains_key(HOST);
     if is_without || PROBES.contains(&request.uri().path()) {

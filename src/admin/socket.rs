@@ -32,6 +32,7 @@ use super::session_listing::SessionListing;
 use super::status::ReplicaStatus;
 use super::view::{View, ViewTopic, Viewer};
 use crate::audit::log::AuditLog;
+use crate::audit::queue::RoomShare;
 use crate::audit::record::{AdminAuditRecord, Timestamp};
 use crate::config::audit_settings::AuditEvent;
 use crate::config::reload_request::{ReloadOutcome, ReloadRequests};
@@ -394,7 +395,7 @@ impl AdminCommandService {
         let (time, target) = (Timestamp::now(), target.as_deref());
         let reason = reason.as_deref().filter(|reason| !reason.is_empty());
         let record = AdminAuditRecord { time, event: "admin", command: name, target, reason, result, uid };
-        audit.record(None, &record);
+        audit.record(None, RoomShare::Commands, &record);
     }
 
     async fn change(&self, change: RevocationChange) -> AdminAnswer {

@@ -1,8 +1,9 @@
 //! Connections to the admin socket of a Keyward that may be believed.
 //!
 //! Owns: the check who serves the socket. Must not know: commands, answers. Invariant: nothing is sent to a
-//! process of another user than root, this user, or the owner of the socket's folder: in a folder where others
-//! may write, somebody else may serve, and would get texts of policies and answer as if a block were in force.
+//! process of another user than root, this user, or the owner of the socket's folder: in a folder where
+//! others may write, somebody else may serve, and would get texts of policies and answer as if a block were
+//! in force.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;

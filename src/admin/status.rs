@@ -12,7 +12,7 @@ use super::table::{TableColumn, TableWidth, TerminalTable, size};
 use crate::members::membership::{
     AbsentMember, AuthSetting, Fitness, Member, Membership, Role, UnansweredAddress, UnreadyReason,
 };
-use crate::printable::escaped;
+use crate::telemetry::printable::escaped;
 
 /// The status of one replica.
 #[derive(Debug, Serialize, Deserialize)]

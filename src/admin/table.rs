@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::printable::escaped;
+use crate::telemetry::printable::escaped;
 use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 
 /// Width of a table that fits: a terminal window as most people leave it is wider by little, if at all.

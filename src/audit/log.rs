@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::queue::{AuditPlace, AuditQueue};
+use super::queue::{AuditPlace, AuditQueue, RoomShare};
 use super::record;
 use super::recorder::{self, AuditStartError};
 use crate::config::audit_settings::{AuditEvent, AuditEvents, AuditSettings, OnFull};
@@ -99,10 +99,19 @@ impl AuditLog {
         }
     }
 
-    /// Queues a record, into `place` if reserved. A record without room is counted as lost.
-    pub fn record(&self, place: Option<AuditPlace>, record: &impl serde::Serialize) {
-        match place.or_else(|| self.queue.try_reserve(1)) {
-            Some(place) => place.fill(record::body(record)),
+    /// Counts a record that is left out: its peer is refused too often.
+    pub fn note_left_out(&self) {
+        self.queue.count_left_out(1);
+    }
+
+    /// Queues a record, into `place` if reserved, else into the room of `share`; a command may take common
+    /// room too. A record without room is counted as lost.
+    pub fn record(&self, place: Option<AuditPlace>, share: RoomShare, record: &impl serde::Serialize) {
+        let body = record::body(record);
+        let place = place.or_else(|| self.queue.try_reserve_of(share, body.len()));
+        let commons = || (share == RoomShare::Commands).then(|| self.queue.try_reserve(body.len())).flatten();
+        match place.or_else(commons) {
+            Some(place) => place.fill(body),
             None => self.queue.count_lost(1),
         }
     }

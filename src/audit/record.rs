@@ -2,7 +2,9 @@
 //!
 //! Owns: the names and the order of the fields, the text form of keys, and the bounds on a record. Must not
 //! know: the chain, the sinks. Invariants: a record has no value, token or password; a key that is no UTF-8
-//! text is written in base64; keys, ranges and names are cut at fixed bounds, and a cut is visible.
+//! text, or has control characters, is written in base64, so that no key is six times as long in a record;
+//! keys, ranges and names are cut at fixed bounds, and a cut is visible; no range that was read takes the
+//! place of one that was changed.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,6 +22,10 @@ const MOST_RANGES: usize = 64;
 pub const LONGEST_KEY: usize = 1024;
 /// Bytes of all keys of a record; ranges past the bound are counted only.
 const MOST_KEY_BYTES: usize = 16 * 1024;
+/// The same for a refused call.
+const MOST_REFUSED_KEY_BYTES: usize = 2 * 1024;
+/// Bytes of a range beside its keys: the names of the fields.
+const FIELDS: usize = 96;
 /// Bytes that most records have room in, without a second allocation.
 const USUAL_RECORD: usize = 1024;
 /// Bytes of a name in a record: peer, user, method, user agent, target.
@@ -76,19 +82,19 @@ impl Serialize for Timestamp {
 pub struct AuditedRange {
     /// The action, in the words of a policy: `read`, `write`, `watch`, `lock`.
     pub action: Cow<'static, str>,
-    /// The first key, if the key is UTF-8.
+    /// The first key, if the key is UTF-8 without control characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The first key in base64, if the key is no UTF-8.
+    /// The first key in base64, if the key is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_b64: Option<String>,
     /// The length of the first key in bytes, if the record has its beginning only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_bytes: Option<usize>,
-    /// The end of the range, exclusive, if the end is UTF-8.
+    /// The end of the range, exclusive, if the end is UTF-8 without control characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<String>,
-    /// The end of the range in base64, if the end is no UTF-8.
+    /// The end of the range in base64, if the end is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_b64: Option<String>,
     /// The length of the end in bytes, if the record has its beginning only.
@@ -122,11 +128,15 @@ fn written(key: &[u8]) -> WrittenKey {
         _ => (key, None),
     };
     match std::str::from_utf8(shown) {
+        Ok(text) if text.contains(char::is_control) => (None, Some(BASE64.encode(shown)), length),
         Ok(text) => (Some(text.to_owned()), None, length),
         // A cut may lie within a letter.
         Err(cut) if length.is_some() && cut.error_len().is_none() => {
-            let text = String::from_utf8_lossy(&shown[..cut.valid_up_to()]).into_owned();
-            (Some(text), None, length)
+            let (whole, _) = shown.split_at(cut.valid_up_to());
+            match std::str::from_utf8(whole) {
+                Ok(text) if !text.contains(char::is_control) => (Some(text.to_owned()), None, length),
+                _ => (None, Some(BASE64.encode(whole)), length),
+            }
         }
         Err(_) => (None, Some(BASE64.encode(shown)), length),
     }
@@ -172,9 +182,16 @@ impl AuditedRange {
         }
     }
 
+    /// The bytes of the range in a record, at least.
     fn weight(&self) -> usize {
-        let texts = [&self.key, &self.key_b64, &self.end, &self.end_b64];
-        texts.into_iter().flatten().map(String::len).sum::<usize>() + 32
+        let escaped = |byte: &u8| matches!(byte, b'"' | b'\\');
+        let texts = [&self.key, &self.key_b64, &self.end, &self.end_b64].into_iter().flatten();
+        texts.map(|text| text.len() + text.bytes().filter(|byte| escaped(byte)).count()).sum::<usize>()
+            + FIELDS
+    }
+
+    fn is_read(&self) -> bool {
+        matches!(&*self.action, "read" | "watch")
     }
 }
 
@@ -197,21 +214,48 @@ pub fn lease_text(lease: i64) -> String {
 #[derive(Debug, Default)]
 pub struct AuditedRanges {
     ranges: Vec<AuditedRange>,
+    /// The number of ranges that are changed, at the begin of `ranges`.
+    changed: usize,
     actions: Vec<&'static str>,
     bytes: usize,
     omitted: u64,
 }
 
 impl AuditedRanges {
-    /// Adds a range. Past the bounds the range is counted only, and `make` is not called.
+    /// Adds a range that is read, or one that is changed: those come first. Past the bounds a range is
+    /// counted only; one that is changed takes the places of ranges that are read.
     pub fn add(&mut self, make: impl FnOnce() -> AuditedRange) {
-        if self.ranges.len() >= MOST_RANGES || self.bytes >= MOST_KEY_BYTES {
+        let is_full = |ranges: &Self| ranges.ranges.len() >= MOST_RANGES || ranges.bytes >= MOST_KEY_BYTES;
+        if is_full(self) && self.changed == self.ranges.len() {
             self.omitted += 1;
             return;
         }
         let range = make();
+        if range.is_read() {
+            if is_full(self) {
+                self.omitted += 1;
+                return;
+            }
+            self.bytes += range.weight();
+            self.ranges.push(range);
+            return;
+        }
+        while is_full(self) && self.ranges.len() > self.changed {
+            self.bytes -= self.ranges.pop().map_or(0, |read| read.weight());
+            self.omitted += 1;
+        }
         self.bytes += range.weight();
-        self.ranges.push(range);
+        self.ranges.insert(self.changed, range);
+        self.changed += 1;
+    }
+
+    /// Leaves the first few: the call changed nothing.
+    pub fn shorten(&mut self) {
+        while self.ranges.len() > 1 && self.bytes > MOST_REFUSED_KEY_BYTES {
+            self.bytes -= self.ranges.pop().map_or(0, |last| last.weight());
+            self.omitted += 1;
+        }
+        self.changed = self.changed.min(self.ranges.len());
     }
 
     /// Adds the ranges and actions of `other`, within the bounds.
@@ -404,7 +448,7 @@ pub struct AdminAuditRecord<'a> {
 pub struct LogAuditRecord<'a> {
     /// The time of the record.
     pub time: Timestamp,
-    /// `start`, `continue`, `lost`, `head`, `stop`.
+    /// `start`, `continue`, `lost`, `left_out`, `head`, `stop`.
     pub event: &'static str,
     /// The version of Keyward, at a start.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -412,7 +456,7 @@ pub struct LogAuditRecord<'a> {
     /// The name of the file before, in the first record of a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous_file: Option<&'a str>,
-    /// Lost records.
+    /// Records that were lost, or left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
     /// The sink that lost records; without a sink, no sink has the records.
@@ -486,6 +530,41 @@ mod tests {
     }
 
     #[test]
+    fn what_is_changed_stands_first_and_takes_the_places_of_reads() {
+        let range = |action, key: &str| AuditedRange::new(action, key.as_bytes(), AuditedEnd::Key);
+        let mut ranges = AuditedRanges::default();
+        for number in 0..MOST_RANGES {
+            ranges.add(|| range("read", &number.to_string()));
+        }
+        ranges.add(|| range("write", "hidden"));
+        ranges.add(|| range("read", "further"));
+        assert_eq!((ranges.ranges.len(), ranges.omitted), (MOST_RANGES, 2));
+        assert_eq!(ranges.ranges[0].key.as_deref(), Some("hidden"));
+        let mut long = AuditedRanges::default();
+        for _ in 0..MOST_RANGES {
+            long.add(|| range("read", &"r".repeat(LONGEST_KEY)));
+        }
+        long.add(|| range("lock", &"w".repeat(LONGEST_KEY)));
+        assert_eq!(long.ranges[0].action, "lock");
+        assert!(long.bytes <= MOST_KEY_BYTES + LONGEST_KEY + FIELDS, "{}", long.bytes);
+        long.shorten();
+        assert!(long.bytes <= MOST_REFUSED_KEY_BYTES && long.ranges[0].action == "lock", "{}", long.bytes);
+        assert_eq!(long.omitted as usize + long.ranges.len(), MOST_RANGES + 1);
+    }
+
+    /// No key is much longer in a record than its base64.
+    #[test]
+    fn a_range_weighs_what_it_has_in_a_record() {
+        for byte in 0..=u8::MAX {
+            let key = [byte].repeat(LONGEST_KEY);
+            let range = AuditedRange::new("read", &key, AuditedEnd::Before(&key));
+            let length = body(&range).len();
+            assert!(length <= range.weight(), "{byte}: {length} bytes weigh {}", range.weight());
+            assert!(length <= 2 * (2 * LONGEST_KEY) + FIELDS, "{byte}: {length} bytes");
+        }
+    }
+
+    #[test]
     fn a_time_has_microseconds() {
         let at = UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_007);
         assert_eq!(Timestamp(at).to_string(), "2023-11-14T22:13:20.000007Z");
@@ -493,8 +572,10 @@ mod tests {
 
     #[test]
     fn a_key_is_text_or_base64() {
-        let one = AuditedRange::new("write", "/ä\"\n".as_bytes(), AuditedEnd::Key);
-        assert_eq!(json(&one), r#"{"action":"write","key":"/ä\"\n"}"#);
+        let one = AuditedRange::new("write", "/ä\"".as_bytes(), AuditedEnd::Key);
+        assert_eq!(json(&one), r#"{"action":"write","key":"/ä\""}"#);
+        let control = AuditedRange::new("write", b"/a\n", AuditedEnd::Key);
+        assert_eq!(json(&control), r#"{"action":"write","key_b64":"L2EK"}"#);
         let bytes = AuditedRange::new("write", b"\xff\0", AuditedEnd::Before(b"\xff\x01"));
         assert_eq!(json(&bytes), r#"{"action":"write","key_b64":"/wA=","end_b64":"/wE="}"#);
         let all = AuditedRange::new("read", b"", AuditedEnd::Unbounded);
@@ -503,7 +584,7 @@ mod tests {
             json(&AuditedRange::of_lease("write", 0x7a)),
             r#"{"action":"write","keys_of_lease":"7a"}"#
         );
-        for range in [one, bytes, all] {
+        for range in [one, control, bytes, all] {
             assert_eq!(serde_json::from_str::<AuditedRange>(&json(&range)).unwrap(), range);
         }
     }

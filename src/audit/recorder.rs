@@ -23,6 +23,8 @@ use crate::pem::PrivateKey;
 
 /// The time between two heads, while records are written.
 const HEADS: Duration = Duration::from_secs(60);
+/// The time between two records about records that were left out.
+const LEFT_OUT: Duration = Duration::from_secs(10);
 /// The pause between two attempts to write a batch.
 const RETRY: Duration = Duration::from_millis(500);
 /// How long the end waits for the last batches of the sinks beside the file. The process waits for two
@@ -42,6 +44,8 @@ pub(super) struct Recorder {
     on_full: OnFull,
     /// When the next head is due.
     head_at: Instant,
+    /// When records that were left out are told next.
+    left_out_at: Instant,
     /// The number of the last head's line.
     last_head: u64,
     /// No rotation before this time: the last rotation failed.
@@ -84,6 +88,7 @@ pub(super) fn start(settings: &AuditSettings, queue: &Arc<AuditQueue>) -> Result
         signing_key: settings.signing_key.clone(),
         on_full: settings.on_full,
         head_at: Instant::now() + HEADS,
+        left_out_at: Instant::now(),
         last_head: 0,
         no_rotation_before: None,
         rotated_from: None,
@@ -109,6 +114,7 @@ pub enum AuditStartError {
 struct OwnRecords {
     bodies: Vec<Vec<u8>>,
     unreported: u64,
+    left_out: u64,
     rotated_from: Option<String>,
     first: Option<FirstLine>,
 }
@@ -198,12 +204,19 @@ impl Recorder {
         }
         let of_sinks = self.sinks.iter().map(|sink| (sink.take_unreported(), sink.name));
         bodies.extend(of_sinks.filter(|(count, _)| *count > 0).map(|(count, name)| lost(count, Some(name))));
-        OwnRecords { bodies, unreported, rotated_from, first }
+        let is_due = Instant::now() >= self.left_out_at;
+        let left_out = if is_due { self.queue.take_left_out() } else { 0 };
+        if left_out > 0 {
+            bodies.push(body(&LogAuditRecord { count: Some(left_out), ..LogAuditRecord::new("left_out") }));
+            self.left_out_at = Instant::now() + LEFT_OUT;
+        }
+        OwnRecords { bodies, unreported, left_out, rotated_from, first }
     }
 
     /// Takes the owed records back: the lines were not written.
     fn return_own(&mut self, own: OwnRecords) {
         self.queue.return_unreported(own.unreported);
+        self.queue.count_left_out(own.left_out);
         (self.first, self.rotated_from) = (own.first, own.rotated_from);
     }
 
@@ -296,6 +309,7 @@ mod tests {
     use super::*;
     use crate::audit::head_signature::{HeadPublicKey, write_key_pair};
     use crate::audit::log::{AuditCloseGuard, AuditLog};
+    use crate::audit::queue::RoomShare;
     use crate::audit::verify::{ChainCheck, ChainFault, ChainReport};
     use crate::config::audit_settings::{AuditCollector, AuditEvent, AuditFileSettings};
     use crate::config::collector_settings::CollectorSettings;
@@ -338,7 +352,11 @@ mod tests {
     }
 
     fn record(log: &AuditLog, note: impl ToString) {
-        log.record(None, &Plain { time: Timestamp::now(), event: "x", note: note.to_string() });
+        log.record(
+            None,
+            RoomShare::Common,
+            &Plain { time: Timestamp::now(), event: "x", note: note.to_string() },
+        );
     }
 
     fn check(files: &[&Path], key: Option<&HeadPublicKey>) -> Result<ChainReport, ChainFault> {
@@ -433,7 +451,11 @@ mod tests {
         for _ in 0..100 {
             record(&log, "");
         }
-        assert_eq!(metrics.audit.lost("all").get(), 36, "64 wait for the disk");
+        assert_eq!(
+            metrics.audit.lost("all").get(),
+            56,
+            "44 wait for the disk, beside the shares of refusals and commands"
+        );
         assert!(metrics.audit.waiting.get() > 0);
         end(guard);
         assert_eq!(metrics.audit.lost("all").get(), 100, "the process does not wait for ever");

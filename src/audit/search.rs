@@ -1,7 +1,8 @@
 //! Searches records: by key, prefix, time, peer and method.
 //!
 //! Owns: the conditions, and the table of the results. Must not know: where the bytes come from. Invariant: a
-//! range that covers the key matches, so that a delete of a range is found by each key in the range.
+//! range that covers the key matches, so that a delete of a range is found by each key in the range; a record
+//! that does not name all ranges of its call matches every key.
 
 use std::fmt;
 
@@ -64,12 +65,14 @@ impl AuditSearch {
         self.since.is_none_or(|since| record.time >= since.to_string())
             && self.peer.as_ref().is_none_or(|peer| is(&record.peer, peer) || is(&record.user, peer))
             && self.method.as_ref().is_none_or(method)
-            && self.key.as_ref().is_none_or(|key| record.ranges.iter().any(|range| has_key(range, key)))
-            && self
-                .prefix
-                .as_ref()
-                .is_none_or(|prefix| record.ranges.iter().any(|range| has_prefix(range, prefix)))
+            && self.key.as_ref().is_none_or(|key| may_touch(record, |range| has_key(range, key)))
+            && self.prefix.as_ref().is_none_or(|prefix| may_touch(record, |range| has_prefix(range, prefix)))
     }
+}
+
+/// True if the call touched such a range, or may have: the record does not name all of its ranges.
+fn may_touch(record: &FoundRecord, is_wanted: impl Fn(&AuditedRange) -> bool) -> bool {
+    record.ranges_omitted > 0 || record.ranges.iter().any(is_wanted)
 }
 
 fn has_key(range: &AuditedRange, key: &[u8]) -> bool {
@@ -135,7 +138,7 @@ impl fmt::Display for FoundRecord {
             }
         }
         if self.ranges_omitted > 0 {
-            write!(f, " and {} more ranges", self.ranges_omitted)?;
+            write!(f, " and {} more ranges, which may have the key", self.ranges_omitted)?;
         }
         Ok(())
     }
@@ -163,6 +166,18 @@ mod tests {
              \"user\":\"al\",\"method\":\"/etcdserverpb.KV/DeleteRange\",\"code\":\"OK\",\"ranges\":[{range}]}}"
         )
         .into_bytes()
+    }
+
+    /// A Txn of many reads and one write: the record does not name all.
+    #[test]
+    fn a_record_that_omits_ranges_may_have_every_key() {
+        let mut whole = String::from_utf8(line(&AuditedRange::new("read", b"/a", AuditedEnd::Key))).unwrap();
+        assert!(by_key(b"/hidden").find(whole.as_bytes()).is_none());
+        whole.insert_str(whole.len() - 1, ",\"ranges_omitted\":1");
+        for search in [by_key(b"/hidden"), by_prefix(b"/h")] {
+            let found = search.find(whole.as_bytes()).expect("it may have touched the key").to_string();
+            assert!(found.ends_with("and 1 more ranges, which may have the key"), "{found}");
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::rpc::method::{Handler, Lane, Method, StreamingSides};
 use crate::rpc::trace_id::{TRACEPARENT, TRACESTATE, TraceId, TraceParent};
 use crate::telemetry::access_settings::{AccessLogSettings, CallOutcome, RecordedCalls, SampleCounter};
 use crate::telemetry::call_span::SpanFact;
-use crate::telemetry::limiter::RecordLimiter;
+use crate::telemetry::limiter::{PeerRecordLimiter, RecordLimiter};
 use crate::telemetry::user_metrics::UserFigures;
 use crate::telemetry::{self, metrics::Metrics};
 use crate::usage::caller_usage::{CallUsage, CallerUsage};
@@ -44,6 +44,8 @@ pub struct AccessLog {
     pub settings: Cell<AccessLogSettings>,
     /// Limits the records of callers without a proved identity, of calls that failed or never went upstream.
     pub limiter: Rc<RecordLimiter>,
+    /// Limits the records of refused calls of each peer.
+    pub refused: PeerRecordLimiter,
     /// Chooses the sampled calls.
     pub samples: SampleCounter,
 }
@@ -76,7 +78,7 @@ pub struct RecordSinks {
     /// The audit log, if on.
     pub audit: Option<Arc<AuditLog>>,
     /// Limits the audit records of callers without a proved identity.
-    pub audit_limiter: RecordLimiter,
+    pub audit_limiter: Rc<PeerRecordLimiter>,
 }
 
 /// The record of a call, written on drop. The steps of the call share the record, so each step notes its part
@@ -138,6 +140,12 @@ impl AccessRecord {
     #[must_use]
     pub fn audit_log(&self) -> Option<&Arc<AuditLog>> {
         self.sinks.audit.as_ref()
+    }
+
+    /// The limiter of audit records of refused calls.
+    #[must_use]
+    pub fn audit_limiter(&self) -> &Rc<PeerRecordLimiter> {
+        &self.sinks.audit_limiter
     }
 
     /// True if the call has facts for the audit log.
@@ -366,8 +374,13 @@ impl AccessRecord {
         let chosen_by = log.settings.get().choose(outcome, &log.samples)?;
         // A call of an unproved caller that failed, or that never went upstream: repeating the call costs
         // etcd nothing.
-        let is_cheap = !self.is_proved.get() && (code != Code::Ok || self.attempts.get() == 0);
-        (!is_cheap || log.limiter.may_log()).then_some(chosen_by)
+        let never_sent = self.attempts.get() == 0;
+        let may_log = match self.is_proved.get() {
+            false if code != Code::Ok || never_sent => log.limiter.may_log(),
+            true if code != Code::Ok && never_sent => log.refused.may_log(self.peer().as_deref()),
+            _ => true,
+        };
+        may_log.then_some(chosen_by)
     }
 
     /// Finishes the trace, if the call has one. `code` is `None` for a stream that goes on.

@@ -162,6 +162,7 @@ fn audited_watches(
         origin: Rc::clone(&call.client.origin),
         peer: call.record.peer().unwrap_or_default(),
         user: caller.user.clone(),
+        limiter: Rc::clone(call.record.audit_limiter()),
         stream: facts(call, AuditEvent::Watch, None),
     };
     Some(Box::new(move |message| {

@@ -12,7 +12,7 @@ use http::HeaderMap;
 use http::header::USER_AGENT;
 
 use crate::audit::log::AuditLog;
-use crate::audit::queue::AuditPlace;
+use crate::audit::queue::{AuditPlace, RoomShare};
 use crate::audit::record::{
     AuditedEnd, AuditedRange, AuditedRanges, CallAuditRecord, Timestamp, cut_name, lease_text,
 };
@@ -25,7 +25,7 @@ use crate::refusal::Code;
 use crate::rpc::key_range::RangeEnd;
 use crate::rpc::method::{Class, Effect, Handler, Lane, Method};
 use crate::rpc::touch::{self, Touch, TouchTarget};
-use crate::telemetry::limiter::RecordLimiter;
+use crate::telemetry::limiter::PeerRecordLimiter;
 use crate::usage::exceeded::Exceeded;
 
 /// Bytes of a record beside its ranges.
@@ -214,10 +214,11 @@ impl CallFacts<'_> {
 }
 
 /// Writes the record of a call at its end, if the call is audited. Records of failed calls without a proved
-/// identity pass the limiter, so that strangers cannot fill a disk.
+/// identity and of refused calls pass the limiter, so that nobody fills a disk, or rotates records away, by
+/// calls that change nothing.
 pub(super) fn write(
     log: &AuditLog,
-    limiter: &RecordLimiter,
+    limiter: &PeerRecordLimiter,
     audit: Option<Box<CallAudit>>,
     facts: &CallFacts<'_>,
 ) {
@@ -228,10 +229,14 @@ pub(super) fn write(
         _ => return,
     };
     let is_strangers = !facts.is_proved && facts.code != Code::Ok && facts.attempts == 0;
-    if is_strangers && !limiter.may_log() {
-        return;
+    let limited = if is_strangers { Some(None) } else { is_refusal.then_some(facts.peer) };
+    if limited.is_some_and(|peer| !limiter.may_log(peer)) {
+        return log.note_left_out();
     }
     let mut audit = audit;
+    if let Some(audit) = audit.as_mut().filter(|_| is_refusal) {
+        audit.ranges.shorten();
+    }
     let room = audit.as_mut().map(|audit| std::mem::replace(&mut audit.room, RecordRoom::Unreserved));
     let place = match room {
         Some(RecordRoom::Reserved(place)) => Some(place),
@@ -268,9 +273,10 @@ pub(super) fn write(
         limit: limit.as_deref(),
         user_agent: audit.as_ref().and_then(|audit| audit.user_agent.as_deref()),
     };
+    let share = if limited.is_some() { RoomShare::Refusals } else { RoomShare::Common };
     match &audit {
-        Some(audit) => log.record(place, &record.with_ranges(&audit.ranges)),
-        None => log.record(place, &record),
+        Some(audit) => log.record(place, share, &record.with_ranges(&audit.ranges)),
+        None => log.record(place, share, &record),
     }
 }
 
@@ -280,6 +286,7 @@ pub(super) struct WatchStreamFacts {
     pub(super) origin: Rc<ConnectionOrigin>,
     pub(super) peer: Rc<str>,
     pub(super) user: Option<UserName>,
+    pub(super) limiter: Rc<PeerRecordLimiter>,
     pub(super) stream: CallAudit,
 }
 
@@ -297,6 +304,9 @@ impl WatchStreamFacts {
         let (ranges, _) = touched(self.method, message);
         if ranges.is_empty() {
             return;
+        }
+        if is_refused && !self.limiter.may_log(Some(&self.peer)) {
+            return log.note_left_out();
         }
         let record = CallAuditRecord {
             time: Timestamp::now(),
@@ -324,7 +334,8 @@ impl WatchStreamFacts {
             limit: None,
             user_agent: self.stream.user_agent.as_deref(),
         };
-        log.record(None, &record.with_ranges(&ranges));
+        let share = if is_refused { RoomShare::Refusals } else { RoomShare::Common };
+        log.record(None, share, &record.with_ranges(&ranges));
     }
 }
 

@@ -20,7 +20,7 @@ use crate::gateway::shard_rows::{
 };
 use crate::gateway::slow_calls::SlowCall;
 use crate::gateway::{ClientConnection, Gateway};
-use crate::printable::escaped;
+use crate::telemetry::printable::escaped;
 use crate::watch::hub::{ListedWatch, WatchStreamReport};
 
 /// Connections or streams read before yielding to other tasks; each takes a microsecond or two.

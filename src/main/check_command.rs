@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use keyward::app::config_check::{ConfigReport, ConfigVerdict};
 use keyward::config::{ConfigFaults, ConfigSources};
-use keyward::printable;
+use keyward::telemetry::printable;
 
 use super::config_arguments::ConfigArguments;
 use super::{UNUSABLE, fail, finish, refuse};

@@ -10,6 +10,7 @@
 //! of the old cluster.
 
 mod addresses;
+mod auth_schedule;
 mod census;
 mod following;
 pub mod keyward_page;
@@ -52,6 +53,7 @@ use crate::members::membership::{
 use crate::members::outage_state::OutageChanges;
 use crate::tasks::Tasks;
 
+use auth_schedule::AuthSchedule;
 pub use census::usable;
 use census::{CensusInput, ListedMember, ProbeObservation, is_ours};
 use following::{FollowAgreement, agreed};
@@ -67,11 +69,8 @@ use seeds::Seeds;
 
 /// Interval between two probes of an address.
 const PROBE: Duration = Duration::from_millis(500);
-/// Interval between two reads of the member list, and between two confirmations of the auth setting by a login.
+/// Interval between two reads of the member list.
 const LIST: Duration = Duration::from_secs(10);
-/// Interval between two reads of the auth setting: while the belief is wrong, a wrong password is accepted or a
-/// call waits for a token.
-const AUTH: Duration = PROBE;
 /// Minimum interval between two reads of the member list while a change is suspected.
 const LIST_AGAIN: Duration = Duration::from_secs(1);
 /// Maximum number of addresses taken from the member list. Real clusters have at most some nine members.
@@ -198,9 +197,7 @@ struct MembersTask {
     following: FollowAgreement,
     list_asked: Option<Instant>,
     list_due: Instant,
-    auth_asked: Option<Instant>,
-    auth_due: Instant,
-    auth_confirmation_due: Instant,
+    auth_schedule: AuthSchedule,
     /// The published channels: member, serial of the place, and the place's channel generation.
     routes: Vec<(MemberId, u64, u32)>,
     notices: Notices,
@@ -233,9 +230,7 @@ impl MembersTask {
             following: FollowAgreement::default(),
             list_asked: None,
             list_due: now,
-            auth_asked: None,
-            auth_due: now,
-            auth_confirmation_due: now,
+            auth_schedule: AuthSchedule::due(now),
             routes: Vec::new(),
             notices: Notices::default(),
         }
@@ -331,7 +326,7 @@ impl MembersTask {
     /// voter, else any answering member. Members revealing their cluster id come first, because members
     /// hiding the id also refuse the list.
     fn assign(&mut self, now: Instant) {
-        if now < self.list_due && now < self.auth_due {
+        if now < self.list_due && !self.auth_schedule.is_due(now) {
             return;
         }
         let snapshot = self.published.snapshot.load();
@@ -355,14 +350,9 @@ impl MembersTask {
             self.list_asked = Some(now);
             self.list_due = now + LIST;
         }
-        if now >= self.auth_due {
-            let confirms = now >= self.auth_confirmation_due;
+        if self.auth_schedule.is_due(now) {
+            let confirms = self.auth_schedule.note_asked(now);
             place.want.auth = Some(AuthQuestion { believed: self.published.auth.now(), confirms });
-            self.auth_asked = Some(now);
-            self.auth_due = now + AUTH;
-            if confirms {
-                self.auth_confirmation_due = now + LIST;
-            }
         }
     }
 
@@ -392,8 +382,7 @@ impl MembersTask {
                 self.list_due = self.list_asked.map_or_else(Instant::now, |asked| asked + FORCED)
             }
             MembershipHint::AuthOn | MembershipHint::AuthOff => {
-                self.auth_due = self.auth_asked.map_or_else(Instant::now, |asked| asked + FORCED);
-                self.auth_confirmation_due = self.auth_due;
+                self.auth_schedule.hurry();
                 self.published.changed.tell();
                 (self.tokens_lost)(None);
             }
@@ -551,7 +540,7 @@ impl MembersTask {
         }
         self.find_unlisted_leader(&before, &after);
         if before.serving() != after.serving() || before.cluster != after.cluster {
-            (self.auth_due, self.auth_confirmation_due) = (Instant::now(), Instant::now());
+            self.auth_schedule.restart(Instant::now());
         }
         fitness::lag::place(&after, &self.setup.near);
         let changes = membership_changes::between(&before, &after);
@@ -578,7 +567,8 @@ impl MembersTask {
         self.known.clear();
         self.published.auth.set(AuthSetting::Unknown);
         let now = Instant::now();
-        (self.list_due, self.auth_due, self.auth_confirmation_due) = (now, now, now);
+        self.list_due = now;
+        self.auth_schedule.restart(now);
     }
 
     /// Publishes the channels of the answering members, by the address used for each member.

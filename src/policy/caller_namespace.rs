@@ -120,8 +120,8 @@ impl CallerNamespace {
     }
 }
 
-/// True for the calls whose keys are those of the store, whatever grants say: roles are the cluster's, not the
-/// namespace's.
+/// True for the calls whose keys are those of the store, whatever grants say: roles are the cluster's, not
+/// the namespace's.
 fn names_store_keys(method: &Method) -> bool {
     matches!(
         method.body,

@@ -43,7 +43,6 @@ const MODULES: &[&str] = &[
     "pem",
     "policy",
     "policy_store",
-    "printable",
     "published",
     "refusal",
     "reload",

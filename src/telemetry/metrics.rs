@@ -18,7 +18,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-use crate::printable::MetricsText;
 use crate::telemetry::audit_metrics::AuditMetrics;
 use crate::telemetry::config_metrics::ConfigMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
@@ -29,6 +28,7 @@ use crate::telemetry::listener_metrics::ListenerMetrics;
 use crate::telemetry::member_metrics::MemberMetrics;
 use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::telemetry::policy_store_metrics::PolicyStoreMetrics;
+use crate::telemetry::printable::MetricsText;
 use crate::telemetry::process_metrics::ProcessCollector;
 use crate::telemetry::refusal_metrics::RefusalMetrics;
 use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;

@@ -282,6 +282,30 @@ fn refused_strangers_leave_a_bounded_number_of_records() {
     });
 }
 
+/// Whoever is refused as often as he likes neither fills the disk nor pushes out the records of others.
+#[test]
+fn the_refused_calls_of_a_peer_leave_a_bounded_number_of_records_and_the_rest_is_told() {
+    paused(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let policy = policy_in(&folder, "enforce", "");
+        let file = folder.path().join("audit.log");
+        let lines = format!("events = ['changes', 'refusals']\n{policy}");
+        let audited = Audited::writing(folder, &file, AuthSetting::On, &lines);
+        let client = audited.keyward.logged_in("alice").await;
+        for _ in 0..300 {
+            let end = client.call(RANGE, range("/other")).await.end;
+            assert_eq!(end.code(), Some(Code::PermissionDenied));
+        }
+        drop(client);
+        let (all, _) = audited.ended().await;
+        let refusals = all.iter().filter(|record| record["event"] == "refusal").count();
+        assert_eq!(refusals, 100);
+        let left_out = all.iter().filter(|record| record["event"] == "left_out");
+        assert_eq!(left_out.filter_map(|record| record["count"].as_u64()).sum::<u64>(), 200);
+        assert_all_valid(&all);
+    });
+}
+
 /// Every kind of record, for the schema.
 #[test]
 fn every_kind_of_record_fits_the_schema_and_has_no_secret() {
@@ -353,6 +377,7 @@ fn the_schema_takes_records_of_losses_and_rotations_and_no_other_fields() {
             "\"event\":\"continue\",\"previous_file\":\"audit.log.00000000000000000001\"",
             "\"event\":\"lost\",\"count\":3",
             "\"event\":\"lost\",\"count\":3,\"sink\":\"syslog\"",
+            "\"event\":\"left_out\",\"count\":3",
             &head,
         ]
         .map(line),

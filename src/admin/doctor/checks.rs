@@ -6,9 +6,11 @@
 
 mod alarms;
 mod certificates;
+mod endpoints;
 mod exposure;
 mod limits;
 mod reloads;
+mod store_differences;
 mod stored_policy;
 mod versions;
 
@@ -26,8 +28,7 @@ use crate::members::discovery::keyward_page::KeywardEndpoint;
 use crate::members::discovery::metrics_page::MemberHealthFigures;
 use crate::members::fitness::LAG;
 use crate::members::membership::{
-    AbsenceReason, AddressFault, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState,
-    UnreadyReason,
+    AbsenceReason, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState, UnreadyReason,
 };
 use crate::policy_store::PolicyStoreStatus;
 use crate::usage::exceeded::Exceeded;
@@ -109,31 +110,11 @@ impl DoctorInputs<'_> {
             self.store(member, findings);
         }
         self.absent(findings);
-        self.keywards(findings);
+        self.stores(findings);
         self.versions(findings);
         self.open_holes(findings);
         self.weaknesses(findings);
         self.identities(findings);
-    }
-
-    /// Notes endpoints that are a Keyward.
-    fn keywards(&self, findings: &mut DoctorFindings) {
-        for KeywardEndpoint { endpoint, is_this } in self.keywards {
-            let about = endpoint.to_string();
-            if *is_this {
-                let fix = "take it out of cluster.endpoints, and name the client URLs of the members";
-                findings.error(
-                    "endpoint_is_keyward",
-                    about,
-                    "is this Keyward itself: calls go in a circle",
-                    fix,
-                );
-            } else {
-                let what = "is another Keyward: calls pass both, and the other one decides who its client is";
-                let fix = "intended at the edge of a site; see that its own endpoints do not lead back here";
-                findings.note("endpoint_is_keyward", about, what, fix);
-            }
-        }
     }
 
     /// Checks the occupancy of the client connection limits.
@@ -182,33 +163,7 @@ impl DoctorInputs<'_> {
             let fix = "start members, or look at what stands between: etcdctl endpoint health --cluster";
             findings.error("serving", "cluster", format!("no calls can be served: {serving}"), fix);
         }
-        for foreign in &self.members.foreign {
-            let what =
-                format!("cluster {} answers there, which is not the one that is served", foreign.cluster);
-            let fix = "take it out of cluster.endpoints, or name the cluster that is meant: cluster.id";
-            findings.error("foreign_cluster", foreign.endpoint.to_string(), what, fix);
-        }
-        for address in &self.members.unanswered {
-            let fix = match address.trouble {
-                AddressFault::Name => "mend the name's records, or cluster.endpoints",
-                AddressFault::NotAllowed => "mend the SRV records, or add its host to cluster.allowed_hosts",
-                AddressFault::Connection => "start the member, or look at the firewall between",
-                AddressFault::Tls => {
-                    "mend its certificate, or cluster.tls: its ca or pinned_sha256, and the certificate that \
-                     we show"
-                }
-                AddressFault::NoAnswer => "look at its log: it is starting, stopping, or stuck",
-                AddressFault::Unidentified => {
-                    self.probe_fix("set cluster.probe to a user that may see Status")
-                }
-            };
-            findings.warning(
-                "address_unanswered",
-                address.endpoint.to_string(),
-                address.why.to_string(),
-                fix,
-            );
-        }
+        self.endpoints(findings);
     }
 
     fn member(&self, member: &Member, findings: &mut DoctorFindings) {

@@ -2,8 +2,8 @@
 //!
 //! Owns: the listeners, their limits, the time between events. Must not know: the content of an event.
 //! Invariants: without a listener nothing runs and no shard is asked; the work of a second is done once for
-//! all listeners; a listener that does not read is cut, and keeps no other listener waiting or out; all events end
-//! with the beginning of a drain.
+//! all listeners; a listener that does not read is cut, and keeps no other listener waiting or out; all
+//! events end with the beginning of a drain.
 
 use std::cell::RefCell;
 use std::convert::Infallible;

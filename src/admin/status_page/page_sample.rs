@@ -18,8 +18,8 @@ use crate::admin::status::ReplicaStatus;
 use crate::admin::view::{View, ViewRow, ViewTopic, Viewer};
 use crate::admin::view_table::{RowFilter, ViewArgumentError};
 use crate::config::PageContent;
-use crate::printable;
 use crate::refusal::RefusalReason;
+use crate::telemetry::printable;
 
 /// Rows of clients, and of watches, in an event.
 const ROWS: usize = 200;

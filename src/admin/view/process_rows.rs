@@ -13,7 +13,7 @@ use super::{ViewRow, Viewer, moment, rows_of};
 use crate::admin::other_replicas::ReplicaRow;
 use crate::config::certificate_expiry::configured_certificates;
 use crate::config::{AdminSocketSetting, Config, Listener};
-use crate::printable::escaped;
+use crate::telemetry::printable::escaped;
 use crate::usage::register::LimitUse;
 
 #[derive(Serialize)]

@@ -74,6 +74,17 @@ pub(super) enum AddressSource {
     Listed,
 }
 
+impl MemberProbeAnswer {
+    /// The answer, behind the observation before it at its address.
+    pub(super) fn after(&self, before: &ProbeObservation) -> Self {
+        let ProbeObservation::Answered(earlier) = before else { return self.clone() };
+        let known = earlier.store_status.as_deref().filter(|_| earlier.member == self.member);
+        let status = self.store_status.as_ref();
+        let store_status = status.map(|status| Arc::new(StoreStatus::clone(status).after(known)));
+        Self { store_status, ..self.clone() }
+    }
+}
+
 /// The last observation at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ProbeObservation {

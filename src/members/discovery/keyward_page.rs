@@ -1,4 +1,5 @@
-//! The page by which a Keyward is told from a member of etcd: an endpoint may be another Keyward, or this one.
+//! The page by which a Keyward is told from a member of etcd: an endpoint may be another Keyward, or this
+//! one.
 //!
 //! Owns: the page, and asking for it. Must not know: who serves the page, the judgement of the doctor.
 //! Invariant: the page names nothing but the process, by a number drawn at its start.

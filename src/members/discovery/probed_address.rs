@@ -208,7 +208,7 @@ impl ProbedAddress {
             Ok(told) => {
                 (self.late, self.silent, self.trouble) = (0, Default::default(), None);
                 self.took = report.took.map(|took| probe_time_limit::smoothed(self.took, took));
-                self.sighting.seen = ProbeObservation::Answered(told.answer.clone());
+                self.sighting.seen = ProbeObservation::Answered(told.answer.after(&self.sighting.seen));
                 return false;
             }
             Err(silence) => *silence,

@@ -365,7 +365,7 @@ async fn the_auth_setting_is_asked_for_with_each_round_of_probes_and_confirmed_w
         task.assign(Instant::now());
         let question = task.place(1).want.auth.expect("asked in each round");
         confirmed += usize::from(question.confirms);
-        tokio::time::advance(AUTH).await;
+        tokio::time::advance(PROBE).await;
     }
     assert_eq!(confirmed, 2, "in twenty seconds");
 }

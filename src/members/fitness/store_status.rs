@@ -9,6 +9,9 @@ use std::time::Duration;
 
 use crate::pb::etcdserverpb::StatusResponse;
 
+/// Equal answers in a row, some two seconds of them, after which no entry is half applied.
+const SETTLED: u32 = 4;
+
 /// The state in the last Status answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreStatus {
@@ -24,6 +27,8 @@ pub struct StoreStatus {
     pub raft_index: u64,
     /// The newest applied index of the raft log.
     pub applied: u64,
+    /// The number of answers in a row before this one with the same revision and applied index.
+    pub unchanged: u32,
     /// Errors in etcd's words: alarms, and a missing leader.
     pub errors: Arc<[String]>,
     /// The version of the storage format; reported from 3.6 on.
@@ -44,12 +49,28 @@ impl StoreStatus {
             revision: status.header.as_ref().map_or(0, |header| header.revision),
             raft_index: status.raft_index,
             applied: status.raft_applied_index,
+            unchanged: 0,
             errors: status.errors.clone().into(),
             storage_version: Some(status.storage_version.as_str())
                 .filter(|version| !version.is_empty())
                 .map(Into::into),
             took,
         }
+    }
+
+    /// The status, behind an earlier one of the same member.
+    #[must_use]
+    pub fn after(self, earlier: Option<&Self>) -> Self {
+        let is_same = |earlier: &&Self| (earlier.revision, earlier.applied) == (self.revision, self.applied);
+        let unchanged = earlier.filter(is_same).map_or(0, |earlier| earlier.unchanged.saturating_add(1));
+        Self { unchanged, ..self }
+    }
+
+    /// The revision of the store behind the applied entries; `None` while entries are being applied: etcd
+    /// reads both one after the other.
+    #[must_use]
+    pub fn settled_revision(&self) -> Option<i64> {
+        (self.unchanged >= SETTLED).then_some(self.revision)
     }
 
     /// The number of entries in the member's own raft log not applied yet.
@@ -75,6 +96,14 @@ mod tests {
             storage_version: "3.6.0".into(),
             ..StatusResponse::default()
         };
+        let mut settling = StoreStatus::read(&status, Duration::ZERO);
+        for _ in 0..SETTLED {
+            assert_eq!(settling.settled_revision(), None);
+            settling = settling.clone().after(Some(&settling));
+        }
+        assert_eq!(settling.settled_revision(), Some(0));
+        let moved = StoreStatus { revision: 1, ..settling.clone() };
+        assert_eq!(moved.after(Some(&settling)).settled_revision(), None);
         let new = StoreStatus::read(&status, Duration::ZERO);
         assert_eq!(
             (new.unapplied(), new.db_quota, new.storage_version.as_deref()),

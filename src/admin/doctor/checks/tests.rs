@@ -175,6 +175,27 @@ fn tls(folder: &Path) -> &'static str {
 use Severity::{Error, Warning};
 
 #[test]
+fn members_that_applied_the_same_and_differ_are_told() {
+    let third_at = |revision, applied, unchanged| {
+        let settled = |status: &mut StoreStatus| status.unchanged = 9;
+        let mut scene = Scene::new();
+        for place in &mut scene.members.members {
+            let mut status = StoreStatus::clone(place.store_status.as_ref().unwrap());
+            settled(&mut status);
+            *place = Arc::new(Member { store_status: Some(Arc::new(status)), ..Member::clone(place) });
+        }
+        scene.third_says(|status| {
+            (status.revision, status.applied, status.unchanged) = (revision, applied, unchanged);
+        })
+    };
+    third_at(0, 1000, 9).finds(&[]);
+    third_at(1, 1000, 0).finds(&[]);
+    third_at(1, 999, 9).finds(&[]);
+    let said = third_at(1, 1000, 9).finds(&[(Error, "members_differ")]);
+    assert!(said.contains("raft entry 1000 applied by both, the revisions are 0 and 1"), "{said}");
+}
+
+#[test]
 fn an_endpoint_that_is_a_keyward_is_told_and_itself_is_an_error() {
     let keyward = |is_this| {
         let endpoint = Endpoint { scheme: Scheme::Http, host: "edge".into(), port: 2379 };

@@ -9,8 +9,7 @@ use std::fmt::{self, Write};
 use std::io;
 
 /// True for control characters, line separators and the marks of writing direction.
-#[must_use]
-pub fn is_obeyed(character: char) -> bool {
+fn is_obeyed(character: char) -> bool {
     character.is_control()
         || matches!(character,
             '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -58,8 +57,8 @@ impl<W: io::Write> io::Write for JsonLines<W> {
     }
 }
 
-/// A page of metrics while it is written. Such characters occur in values of labels alone, but for the ends of
-/// lines.
+/// A page of metrics while it is written. Such characters occur in values of labels alone, but for the ends
+/// of lines.
 #[derive(Debug, Default)]
 pub struct MetricsText(String);
 
