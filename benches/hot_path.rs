@@ -284,7 +284,7 @@ fn permits(rules: usize) -> PermitSet {
     std::fs::write(&path, config).expect("written");
     let config = config::load(&path).expect("a valid policy").0;
     let peer = Peer::Password("app".into());
-    let subject = PolicySubject { peer: &peer, etcd_user: Some("app"), address: None, listener: "clients" };
+    let subject = PolicySubject::of(&peer, Some("app"), None, "clients");
     Policy::of(&config, &RulesInForce::Configured, SystemTime::now()).permits(subject)
 }
 

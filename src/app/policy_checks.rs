@@ -14,7 +14,9 @@ use prost::Message as _;
 use serde::Deserialize;
 
 use crate::config::policy_document::PolicyDocument;
-use crate::config::{self, Config, ConfigFaults, ConfigSources, ConfigWarning, PolicyMode, PolicySettings};
+use crate::config::{
+    self, Config, ConfigFaults, ConfigSources, ConfigWarning, Identify, PolicyMode, PolicySettings,
+};
 use crate::identity::Peer;
 use crate::identity::pattern::{Attribute, PeerPattern};
 use crate::identity::peer::JwtClaims;
@@ -158,7 +160,13 @@ impl CheckedPolicy {
             Peer::Password(user) | Peer::File(user) | Peer::EtcdToken(user) => Some(user.as_str()),
             _ => None,
         });
-        let subject = PolicySubject { peer: &peer, etcd_user, address: call.address, listener };
+        // A certificate that no way takes does not make its client another than the listener's.
+        let of_listener = self.config.listeners.iter().find(|known| *known.name == *listener);
+        let is_beside = matches!(peer, Peer::Certificate { .. })
+            && of_listener.is_some_and(|known| !known.identify.contains(&Identify::Certificate));
+        let also = is_beside.then(|| Peer::Listener(listener.into()));
+        let subject = PolicySubject::of(&peer, etcd_user, call.address, listener);
+        let subject = PolicySubject { also: also.as_ref(), ..subject };
         let (permits, own) = (self.enforced.permits(subject), self.own.permits(subject));
         let mut text = String::new();
         let document = self.enforced.document();

@@ -19,6 +19,8 @@ pub struct MappingRules {
     pub rules: Vec<MapRule>,
     /// The etcd user of peers without an applicable rule, if any. Never `root`.
     pub default: Option<UserName>,
+    /// The number of rules from `[[map]]`, before those from `listener.default_user`.
+    pub written: usize,
 }
 
 /// One rule.
@@ -80,6 +82,28 @@ impl MapRule {
         self.conditions.peer.as_ref().is_some_and(PeerPattern::is_exact)
     }
 
+    /// The rule's conditions.
+    #[must_use]
+    pub fn conditions(&self) -> &Conditions {
+        &self.conditions
+    }
+
+    /// True if this rule applies to every peer to whom `other` applies, as far as their texts show.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        let is_of_etcd =
+            |pattern: &PeerPattern| matches!(pattern, PeerPattern::Password(_) | PeerPattern::EtcdToken(_));
+        let other_denies = other.outcome == MappingOutcome::Deny;
+        // Without `peer`, a rule to a user is about no peer proved by etcd.
+        let is_about_all = self.conditions.peer.is_some()
+            || self.outcome == MappingOutcome::Deny
+            || match &other.conditions.peer {
+                Some(pattern) => !is_of_etcd(pattern),
+                None => !other_denies,
+            };
+        is_about_all && self.conditions.cover(&other.conditions)
+    }
+
     /// The rule's outcome.
     #[must_use]
     pub fn outcome(&self) -> &MappingOutcome {
@@ -98,6 +122,31 @@ impl MapRule {
 }
 
 impl Conditions {
+    /// True if these conditions hold wherever `other` hold, as far as their texts show.
+    #[must_use]
+    pub fn cover(&self, other: &Self) -> bool {
+        fn within<T>(one: &Option<T>, other: &Option<T>, covers: impl Fn(&T, &T) -> bool) -> bool {
+            one.as_ref().is_none_or(|one| other.as_ref().is_some_and(|other| covers(one, other)))
+        }
+        let Self { peer, san_uri, san_dns, issuer, claims, network } = self;
+        let is_claimed = |(name, value): &(String, Glob)| {
+            other.claims.iter().any(|(known, narrow)| known == name && value.covers(narrow))
+        };
+        let is_issuer = |issuer: &Arc<str>| {
+            let of_peer = match &other.peer {
+                Some(PeerPattern::Jwt { issuer, .. }) => Some(issuer),
+                _ => None,
+            };
+            other.issuer.as_ref().or(of_peer) == Some(issuer)
+        };
+        within(peer, &other.peer, PeerPattern::covers)
+            && within(san_uri, &other.san_uri, Glob::covers)
+            && within(san_dns, &other.san_dns, Glob::covers)
+            && issuer.as_ref().is_none_or(is_issuer)
+            && claims.iter().all(is_claimed)
+            && within(network, &other.network, AddressRange::covers)
+    }
+
     /// True if every set condition holds for this peer, calling from this address.
     #[must_use]
     pub fn hold(&self, peer: &Peer, address: Option<IpAddr>) -> bool {

@@ -5,9 +5,11 @@
 //! Invariants (docs/decisions.md#d09, docs/decisions.md#d14): of the ways accepted by the listener, the first
 //! way shown by the request decides; a bad credential is refused and never falls back to another way, unless
 //! auth is off upstream (`ignored`); a peer without an etcd user sends nothing upstream, unless auth is off
-//! upstream; replaced rules decide no later call; no peer may act as a blocked user.
+//! upstream; replaced rules decide no later call; no peer may act as a blocked user; the rules of the policy see
+//! the proved peers of a call, also where another peer is mapped to the etcd user.
 
 mod connection_callers;
+mod connection_peers;
 mod etcd_tokens;
 mod identities;
 mod ignored_tokens;
@@ -33,7 +35,8 @@ use crate::gateway::retries::PATIENCE;
 use crate::gateway::{ClientConnection, Gateway, expiry_deadline};
 use crate::identity::{Peer, UserName};
 use crate::jwt::VerifiedJwt;
-use crate::policy::compiled::PolicySubject;
+use crate::members::membership::AuthSetting;
+use crate::policy::compiled::{ClaimedLogin, PolicySubject};
 use crate::policy::permit_set::PermitSet;
 use crate::published::Published;
 use crate::refusal::{Code, Refusal};
@@ -42,7 +45,9 @@ use crate::rpc::namespace::Namespace;
 use crate::secret::Secret;
 use crate::upstream::send::UpstreamUser;
 use crate::usage::caller_usage::CallerUsage;
+use crate::usage::register::LimitingRoles;
 
+use connection_peers::{ConnectionPeers, is_claim};
 use identities::{OwnCredential, PeerStanding};
 
 pub use connection_callers::ConnectionCallers;
@@ -78,8 +83,38 @@ pub struct Caller {
 /// The peer, and the evidence shown.
 #[derive(Clone)]
 struct CallerGrounds {
+    /// The peer that the rules map to an etcd user.
     peer: Peer,
+    /// The peers proved by the connection, where `peer` is not proved, or is not all that is proved.
+    connection: Option<Rc<ConnectionPeers>>,
+    /// The etcd user that the rules name for the peer, also if the call goes upstream without a user.
+    etcd_user: Option<UserName>,
     evidence: CallerEvidence,
+}
+
+impl CallerGrounds {
+    /// The grounds of a peer that is proved, and is all that is proved.
+    fn of(peer: Peer, evidence: CallerEvidence) -> Self {
+        Self { peer, connection: None, etcd_user: None, evidence }
+    }
+
+    /// The grounds of a client without a credential that a way of identification takes.
+    fn of_listener(ways: &[Identify], client: &ClientConnection, evidence: CallerEvidence) -> Self {
+        let peer = Peer::Listener(Arc::clone(&client.listener.name));
+        let connection = ConnectionPeers::beside_listener(ways, client).map(Rc::new);
+        Self { connection, ..Self::of(peer, evidence) }
+    }
+
+    /// The peer whose bindings, limits and name the caller has: a proved peer.
+    fn proved_peer(&self) -> &Peer {
+        self.connection.as_ref().map_or(&self.peer, |connection| &connection.peer)
+    }
+
+    /// The login that nothing proved, if the caller showed one.
+    fn claimed(&self) -> Option<&Peer> {
+        let is_session = matches!(self.evidence, CallerEvidence::Session(_));
+        (is_session && self.connection.is_some()).then_some(&self.peer)
+    }
 }
 
 /// The evidence shown by a request, after opening or verification.
@@ -109,9 +144,14 @@ impl Caller {
     #[must_use]
     pub fn permits(&self, identities: &Identities, client: &ClientConnection) -> &Rc<PermitSet> {
         self.permits.get_or_init(|| {
+            let CallerGrounds { connection, etcd_user, .. } = &self.grounds;
+            let etcd_user = etcd_user.as_ref().map(UserName::as_str);
+            let claimed = self.grounds.claimed().map(|peer| ClaimedLogin { peer, etcd_user });
             Rc::new(identities.policy.permits(PolicySubject {
-                peer: &self.grounds.peer,
-                etcd_user: self.user.as_ref().map(UserName::as_str),
+                peer: self.grounds.proved_peer(),
+                also: connection.as_ref().and_then(|connection| connection.also.as_ref()),
+                claimed,
+                etcd_user: if claimed.is_some() { None } else { etcd_user },
                 address: client.origin.remote.map(|remote| remote.ip()),
                 listener: &client.listener.name,
             }))
@@ -127,9 +167,10 @@ impl Caller {
         client: &ClientConnection,
     ) -> Option<&Rc<CallerUsage>> {
         let usage = self.usage.get_or_init(|| {
-            let roles = &self.permits(identities, client).roles;
+            let permits = self.permits(identities, client);
+            let roles = LimitingRoles { own: &permits.roles, claimed: &permits.claimed_roles };
             let (settings, document) = (identities.policy.settings(), identities.policy.document());
-            let (peer, listener) = (&self.grounds.peer, &client.listener.name);
+            let (peer, listener) = (self.grounds.proved_peer(), &client.listener.name);
             gateway.usage.usage_of(settings, document, peer, roles, listener)
         });
         usage.as_ref()
@@ -207,7 +248,7 @@ impl CallerIdentification {
             if !record.has_peer() {
                 gateway.metrics.tokens_ignored.inc();
             }
-            self.beside_ignored(gateway, client)?
+            self.beside_ignored(client)?
         } else {
             self.by_presented(gateway, client, method, presented)?
         };
@@ -325,17 +366,22 @@ impl CallerIdentification {
             gateway.metrics.sessions_refused.inc();
             return Err(Refusal::INVALID_AUTH_TOKEN);
         }
-        if let Some(standing) = remembered.of_session(&session) {
+        let auth = gateway.upstream.members.auth.now();
+        let claims = is_claim(&session, auth);
+        if claims && auth == AuthSetting::Unknown {
+            // Unknown too is what the password proves.
+            return Err(Refusal::NOTHING_SENT);
+        }
+        if let Some(standing) = remembered.of_session(&session, claims) {
             return Ok(standing);
         }
         if client.listener.lend_login_identity {
             remembered.note_peer(&session.peer, token);
         }
         let identities = Arc::clone(&remembered.identities);
-        let grounds = CallerGrounds {
-            peer: recheck::peer_of(&session),
-            evidence: CallerEvidence::Session(Rc::clone(&session)),
-        };
+        let connection = claims.then(|| Rc::new(ConnectionPeers::of(identities.ways(client), client)));
+        let evidence = CallerEvidence::Session(Rc::clone(&session));
+        let grounds = CallerGrounds { connection, ..CallerGrounds::of(recheck::peer_of(&session), evidence) };
         Ok(remembered.keep(recheck::of_session(gateway, &identities, client, grounds, &session)))
     }
 
@@ -357,10 +403,8 @@ impl CallerIdentification {
         }
         let until = verified.expiry().and_then(|end| expiry_deadline(&client.listener, end, now));
         let peer = verified.peer.clone();
-        let grounds = CallerGrounds {
-            peer,
-            evidence: CallerEvidence::Jwt(verified, Rc::new(Secret::new(token.to_vec()))),
-        };
+        let evidence = CallerEvidence::Jwt(verified, Rc::new(Secret::new(token.to_vec())));
+        let grounds = CallerGrounds::of(peer, evidence);
         let standing = remembered.identities.standing(client, grounds, until, OwnCredential::Nothing);
         remembered.stop_lending();
         Ok(remembered.keep(standing))
@@ -372,7 +416,7 @@ impl CallerIdentification {
         if let Some(standing) = &remembered.by_certificate {
             return standing.clone();
         }
-        let grounds = CallerGrounds { peer: peer.clone(), evidence: CallerEvidence::Connection };
+        let grounds = CallerGrounds::of(peer.clone(), CallerEvidence::Connection);
         let standing = remembered.identities.standing(client, grounds, None, OwnCredential::Nothing);
         remembered.by_certificate.insert(standing).clone()
     }
@@ -382,8 +426,8 @@ impl CallerIdentification {
         if let Some(standing) = &remembered.by_default {
             return standing.clone();
         }
-        let peer = Peer::Listener(Arc::clone(&client.listener.name));
-        let grounds = CallerGrounds { peer, evidence: CallerEvidence::Connection };
+        let ways = remembered.identities.ways(client);
+        let grounds = CallerGrounds::of_listener(ways, client, CallerEvidence::Connection);
         let standing = remembered.identities.standing(client, grounds, None, OwnCredential::Nothing);
         remembered.by_default.insert(standing).clone()
     }

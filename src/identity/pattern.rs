@@ -37,6 +37,17 @@ impl Glob {
         self.is_exact().then_some(&self.0)
     }
 
+    /// True if every text that `other` matches is matched, as far as the patterns show.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        let begins = || {
+            let prefix = self.0.strip_suffix('*').filter(|prefix| !prefix.contains('*'));
+            let fixed = other.0.split('*').next().unwrap_or_default();
+            prefix.is_some_and(|prefix| fixed.starts_with(prefix))
+        };
+        self == other || other.exact().is_some_and(|text| self.matches(text)) || begins()
+    }
+
     /// True if `text` matches. Takes time linear in the length of `text` for a given pattern.
     #[must_use]
     pub fn matches(&self, text: &str) -> bool {
@@ -165,6 +176,25 @@ impl PeerPattern {
         }
     }
 
+    /// True if every peer that `other` matches is matched, as far as the patterns show.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Password(one), Self::Password(other))
+            | (Self::File(one), Self::File(other))
+            | (Self::EtcdToken(one), Self::EtcdToken(other))
+            | (Self::Listener(one), Self::Listener(other)) => one.covers(other),
+            (
+                Self::Certificate { ca, attribute, name },
+                Self::Certificate { ca: other_ca, attribute: other_attribute, name: other_name },
+            ) => ca == other_ca && attribute == other_attribute && name.covers(other_name),
+            (Self::Jwt { issuer, subject }, Self::Jwt { issuer: other_issuer, subject: other_subject }) => {
+                issuer == other_issuer && subject.covers(other_subject)
+            }
+            _ => false,
+        }
+    }
+
     /// True if the pattern matches `peer`.
     #[must_use]
     pub fn matches(&self, peer: &Peer) -> bool {
@@ -204,6 +234,23 @@ impl AddressRange {
         self.0.prefix_len() == 0
     }
 
+    /// True if every address of `other` is of this range.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        self.0.contains(&other.0)
+    }
+
+    /// True if a client of the range may connect to a socket bound to this address: both are of one family. A
+    /// socket bound to `::` takes both.
+    #[must_use]
+    pub fn may_reach(&self, bound: IpAddr) -> bool {
+        match (self.0, bound.to_canonical()) {
+            (IpNet::V4(_), IpAddr::V4(_)) | (IpNet::V6(_), IpAddr::V6(_)) => true,
+            (IpNet::V4(_), IpAddr::V6(bound)) => bound.is_unspecified(),
+            (IpNet::V6(_), IpAddr::V4(_)) => false,
+        }
+    }
+
     /// True if the range contains the address. An IPv4-mapped IPv6 address counts as an IPv4 address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
@@ -238,6 +285,39 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    proptest! {
+        /// Of short texts of two letters, every text that the covered pattern matches.
+        #[test]
+        fn a_pattern_that_covers_another_matches_all_of_its_texts(one in "[ab*]{0,4}", other in "[ab*]{0,4}") {
+            let (one, other) = (Glob::new(&one), Glob::new(&other));
+            if one.covers(&other) {
+                let texts = (0..=5_u32).flat_map(|length| (0..1_u32 << length).map(move |bits| {
+                    (0..length).map(|at| if bits & (1 << at) == 0 { 'a' } else { 'b' }).collect::<String>()
+                }));
+                for text in texts {
+                    prop_assert!(!other.matches(&text) || one.matches(&text), "{:?} {:?} {}", one, other, text);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_pattern_covers_is_seen_where_it_is_plain() {
+        for (one, other, covers) in [
+            ("*", "a", true),
+            ("*", "a*b", true),
+            ("a*", "ab*", true),
+            ("a*", "ab*c", true),
+            ("a", "a", true),
+            ("a*c", "abc", true),
+            ("a", "a*", false),
+            ("ab*", "a*", false),
+            ("a*", "*", false),
+        ] {
+            assert_eq!(Glob::new(one).covers(&Glob::new(other)), covers, "{one} {other}");
+        }
+    }
 
     #[test]
     fn a_star_stands_for_any_run_and_nothing_else_is_special() {

@@ -32,12 +32,12 @@ pub enum CallerNamespace {
 pub struct OutsideNamespace(pub Action);
 
 impl CallerNamespace {
-    /// The namespace by all templates for the caller.
-    pub(super) fn of(templates: &[&KeyTemplate], texts: VariableTexts<'_>) -> Self {
+    /// The namespace by all templates for the caller, each with the texts of the peer that it binds.
+    pub(super) fn of(templates: &[(&KeyTemplate, VariableTexts<'_>)]) -> Self {
         let mut found = Self::Everything;
-        for template in templates {
+        for (template, texts) in templates {
             // A claim with several values would give several namespaces.
-            let one = expand(template, Some(texts)).filter(|keys| keys.len() == 1);
+            let one = expand(template, Some(*texts)).filter(|keys| keys.len() == 1);
             let Some(namespace) = one.and_then(|keys| Namespace::new(keys.first()?)) else {
                 return Self::Undecided;
             };
@@ -139,7 +139,7 @@ mod tests {
     fn of(peer: &Peer, templates: &[&str]) -> CallerNamespace {
         let templates: Vec<_> = templates.iter().map(|text| KeyTemplate::parse(text).unwrap()).collect();
         let texts = VariableTexts { peer, etcd_user: Some("e") };
-        CallerNamespace::of(&templates.iter().collect::<Vec<_>>(), texts)
+        CallerNamespace::of(&templates.iter().map(|template| (template, texts)).collect::<Vec<_>>())
     }
 
     fn within(prefix: &str) -> CallerNamespace {

@@ -38,14 +38,47 @@ pub struct Policy {
 /// A caller, as far as bindings tell callers apart.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicySubject<'a> {
-    /// The peer.
+    /// The proved peer that gives the caller its name.
     pub peer: &'a Peer,
+    /// A second proved peer: the listener, beside a certificate that no way of identification takes.
+    pub also: Option<&'a Peer>,
+    /// A login that nothing proved.
+    pub claimed: Option<ClaimedLogin<'a>>,
     /// The etcd user of the peer's calls.
     pub etcd_user: Option<&'a str>,
     /// The client's address; `None` on a unix socket.
     pub address: Option<IpAddr>,
     /// The listener's name.
     pub listener: &'a str,
+}
+
+/// A login that nothing proved, since auth is off at etcd (docs/decisions.md#d11). Its bindings confine and
+/// limit the caller, and give no role.
+#[derive(Clone, Copy, Debug)]
+pub struct ClaimedLogin<'a> {
+    /// The peer that the login claims to be.
+    pub peer: &'a Peer,
+    /// The etcd user of this peer.
+    pub etcd_user: Option<&'a str>,
+}
+
+impl<'a> PolicySubject<'a> {
+    /// A caller with one proved peer and no claim.
+    #[must_use]
+    pub fn of(
+        peer: &'a Peer,
+        etcd_user: Option<&'a str>,
+        address: Option<IpAddr>,
+        listener: &'a str,
+    ) -> Self {
+        Self { peer, also: None, claimed: None, etcd_user, address, listener }
+    }
+
+    /// The caller that the claim would be if it were proved.
+    fn as_claimed(self) -> Option<Self> {
+        let ClaimedLogin { peer, etcd_user } = self.claimed?;
+        Some(Self { peer, also: None, claimed: None, etcd_user, ..self })
+    }
 }
 
 impl Policy {
@@ -111,46 +144,63 @@ impl Policy {
 
     fn binds(&self, binding: &PolicyBinding, subject: PolicySubject<'_>) -> bool {
         let PolicyBinding { conditions, group, etcd_user, listener, until, .. } = binding;
-        let in_group = |at: &usize| {
-            let group = self.document.groups.get(*at);
-            group.is_some_and(|group| group.members.iter().any(|member| member.matches(subject.peer)))
+        let is_bound = |peer: &Peer| {
+            let in_group = |at: &usize| {
+                let group = self.document.groups.get(*at);
+                group.is_some_and(|group| group.members.iter().any(|member| member.matches(peer)))
+            };
+            group.as_ref().is_none_or(in_group) && conditions.hold(peer, subject.address)
         };
         until.is_none_or(|until| until > self.compiled_at)
             && listener.as_ref().is_none_or(|name| **name == *subject.listener)
             && etcd_user.as_ref().is_none_or(|user| Some(&**user) == subject.etcd_user)
-            && group.as_ref().is_none_or(in_group)
-            && conditions.hold(subject.peer, subject.address)
+            && (is_bound(subject.peer) || subject.also.is_some_and(is_bound))
     }
 
     /// The permissions of a caller.
     #[must_use]
-    pub fn permits(&self, subject: PolicySubject<'_>) -> PermitSet {
+    pub fn permits<'p>(&'p self, subject: PolicySubject<'p>) -> PermitSet {
         let mut roles = Vec::new();
         let mut mode = None;
+        let texts = VariableTexts { peer: subject.peer, etcd_user: subject.etcd_user };
+        let claimed = subject.as_claimed();
+        let claimed_texts =
+            |subject: PolicySubject<'p>| VariableTexts { peer: subject.peer, etcd_user: subject.etcd_user };
         let of_listener = self.settings.listener_namespaces.iter();
         let mut namespaces: Vec<_> = of_listener
             .filter(|(listener, _)| **listener == *subject.listener)
-            .map(|(_, namespace)| namespace)
+            .map(|(_, namespace)| (namespace, claimed.map_or(texts, claimed_texts)))
             .collect();
+        let mut claimed_roles = Vec::new();
+        let mut claimed_mode = PolicyMode::Off;
+        for (_, binding) in claimed.into_iter().flat_map(|claimed| self.bindings(claimed)) {
+            namespaces.extend(binding.namespace.iter().zip(claimed.map(claimed_texts)));
+            claimed_roles.extend_from_slice(&binding.roles);
+            claimed_mode = claimed_mode.max(binding.mode.unwrap_or_default());
+        }
         for (_, binding) in self.bindings(subject) {
-            namespaces.extend(&binding.namespace);
+            namespaces.extend(binding.namespace.iter().map(|namespace| (namespace, texts)));
             roles.extend_from_slice(&binding.roles);
             // Of several modes, the strictest holds.
             mode = mode.max(binding.mode);
         }
         roles.sort_unstable();
         roles.dedup();
-        let mode = mode.unwrap_or(self.settings.mode);
-        let texts = VariableTexts { peer: subject.peer, etcd_user: subject.etcd_user };
+        claimed_roles.retain(|role| !roles.contains(role));
+        claimed_roles.sort_unstable();
+        claimed_roles.dedup();
+        // A claim never makes the mode weaker.
+        let mode = mode.unwrap_or(self.settings.mode).max(claimed_mode);
         let own = (mode != PolicyMode::Off && ActionGrants::have_variables(&self.document, &roles))
             .then(|| Box::new(ActionGrants::new(&self.document, &roles, GrantPart::Own(texts))));
         PermitSet {
             mode,
-            namespace: CallerNamespace::of(&namespaces, texts),
+            namespace: CallerNamespace::of(&namespaces),
             unknown_methods: self.settings.unknown_methods,
             generation: PolicyGeneration { number: self.number, digest: self.document.digest },
             shared: if mode == PolicyMode::Off { Arc::default() } else { self.shared(&roles) },
             roles: roles.into(),
+            claimed_roles: claimed_roles.into(),
             document: Arc::clone(&self.document),
             own,
             closed: Arc::clone(&self.closed),

@@ -49,6 +49,13 @@ impl Mapping {
         }
     }
 
+    /// True if a rule refuses `peer`, calling from `address`.
+    #[must_use]
+    pub fn denies(&self, peer: &Peer, address: Option<IpAddr>) -> bool {
+        let rule = self.0.rules.iter().find(|rule| rule.applies(peer, address));
+        rule.is_some_and(|rule| *rule.outcome() == MappingOutcome::Deny)
+    }
+
     fn without_rule(&self, peer: &Peer) -> MappingResult {
         match peer {
             Peer::Password(_) | Peer::EtcdToken(_) => MappingResult::Itself,
@@ -104,7 +111,7 @@ mod tests {
     }
 
     fn mapping(rules: Vec<MapRule>) -> Mapping {
-        Mapping::new(config::MappingRules { rules, default: None })
+        Mapping::new(config::MappingRules { rules, default: None, written: 0 })
     }
 
     fn user(name: &str) -> MappingResult {
@@ -242,7 +249,10 @@ mod tests {
 
     #[test]
     fn a_default_is_for_whoever_proved_something() {
-        let mapping = Mapping::new(config::MappingRules { rules: Vec::new(), default: Some("guest".into()) });
+        let mapping = Mapping::new(config::MappingRules {
+            default: Some("guest".into()),
+            ..config::MappingRules::default()
+        });
         assert_eq!(mapping.user_of(&certificate("c", None, &[], &[]), None), user("guest"));
         assert_eq!(mapping.user_of(&jwt(ISSUER, "x", &[]), None), user("guest"));
         assert_eq!(mapping.user_of(&Peer::File("x".into()), None), user("guest"));
@@ -309,7 +319,7 @@ mod tests {
             let rules: Vec<_> = rules.into_iter().flatten().collect();
             let first = rules.iter().find(|rule| rule.applies(&peer, None)).cloned();
             let default = default.map(|name| UserName::from(name.as_str()));
-            let mapped = Mapping::new(config::MappingRules { rules, default }).user_of(&peer, None);
+            let mapped = Mapping::new(config::MappingRules { rules, default, written: 0 }).user_of(&peer, None);
             if mapped == user(ROOT) {
                 let first = first.expect("a rule");
                 prop_assert_eq!(first.outcome(), &to(ROOT));

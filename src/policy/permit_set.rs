@@ -36,6 +36,8 @@ pub struct PermitSet {
     pub generation: PolicyGeneration,
     /// Indexes of the caller's roles in the document.
     pub roles: Box<[usize]>,
+    /// Indexes of further roles, of a login that nothing proved: their limits hold, and their grants do not.
+    pub claimed_roles: Box<[usize]>,
     pub(super) document: Arc<PolicyDocument>,
     pub(super) shared: Arc<ActionGrants>,
     pub(super) own: Option<Box<ActionGrants>>,
@@ -211,6 +213,7 @@ impl PermitSet {
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         (self.mode, self.generation, &self.roles) == (other.mode, other.generation, &other.roles)
+            && self.claimed_roles == other.claimed_roles
             && self.unknown_methods == other.unknown_methods
             && self.namespace == other.namespace
     }

@@ -50,7 +50,7 @@ fn peer(name: &str) -> Peer {
 }
 
 fn permits(policy: &Policy, peer: &Peer) -> PermitSet {
-    policy.permits(PolicySubject { peer, etcd_user: Some("etcd-user"), address: None, listener: "clients" })
+    policy.permits(PolicySubject::of(peer, Some("etcd-user"), None, "clients"))
 }
 
 fn range(key: &'static str, range_end: &'static str) -> Vec<u8> {
@@ -226,7 +226,7 @@ fn listeners_users_and_groups_are_conditions() {
                 [[binding]]\ngroup = 'g'\nlistener = 'clients'\netcd_user = 'app'\nroles = ['r']\n";
     let policy = policy(text);
     let roles = |peer: &Peer, etcd_user, listener| {
-        policy.permits(PolicySubject { peer, etcd_user, address: None, listener }).roles.len()
+        policy.permits(PolicySubject::of(peer, etcd_user, None, listener)).roles.len()
     };
     assert_eq!(roles(&peer("alice"), Some("app"), "clients"), 1);
     assert_eq!(roles(&Peer::Listener("clients".into()), Some("app"), "clients"), 1);

@@ -67,6 +67,15 @@ pub struct LimitUse {
     pub allowed: u64,
 }
 
+/// The roles of a caller, as far as limits tell callers apart, as indexes in the rules in force.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LimitingRoles<'a> {
+    /// The roles of the caller.
+    pub own: &'a [usize],
+    /// Further roles, of a login that nothing proved.
+    pub claimed: &'a [usize],
+}
+
 /// Tells limiters apart. A peer with other roles, as on another listener, has another limiter: the limits
 /// differ.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -139,23 +148,28 @@ impl UsageRegister {
     }
 
     /// The limits of a caller with these roles, given as indexes in `document`, the rules in force; `None`
-    /// without any limit.
+    /// without any limit. A claimed role lowers limits, and raises none.
     #[must_use]
     pub fn usage_of(
         &self,
         settings: &PolicySettings,
         document: &PolicyDocument,
         peer: &Peer,
-        roles: &[usize],
+        roles: LimitingRoles<'_>,
         listener: &str,
     ) -> Option<Rc<CallerUsage>> {
         if settings.limits_mode == PolicyMode::Off {
             return None;
         }
-        let roles: Vec<&PolicyRole> = roles.iter().filter_map(|at| document.roles.get(*at)).collect();
+        let named = |roles: &[usize]| -> Vec<&PolicyRole> {
+            roles.iter().filter_map(|at| document.roles.get(*at)).collect()
+        };
+        let (proved, claimed) = (named(roles.own), named(roles.claimed));
+        let strictest = |all: UsageLimits, role: &&PolicyRole| all.strictest(&role.limits);
+        let own = proved.iter().fold(UsageLimits::default(), strictest).or(&settings.peer_limits);
+        let own = claimed.iter().fold(own, strictest);
+        let roles: Vec<&PolicyRole> = proved.into_iter().chain(claimed).collect();
         let with_limits = || roles.iter().filter(|role| !role.limits.is_empty());
-        let of_roles = with_limits().fold(UsageLimits::default(), |all, role| all.strictest(&role.limits));
-        let own = of_roles.or(&settings.peer_limits);
         let mut scopes: Vec<(LimiterKey, &UsageLimits)> = Vec::new();
         if !own.is_empty() {
             let names = with_limits().map(|role| Arc::clone(&role.name)).collect();
@@ -244,6 +258,10 @@ mod tests {
         PolicySettings { document, ..PolicySettings::default() }
     }
 
+    fn of_roles(own: &[usize]) -> LimitingRoles<'_> {
+        LimitingRoles { own, claimed: &[] }
+    }
+
     fn peer(name: &str) -> Peer {
         Peer::Listener(name.into())
     }
@@ -264,7 +282,7 @@ mod tests {
             settings(vec![role("batch", calls(3), calls(5)), role("other", calls(4), calls(9))]);
         settings.listener_limits = vec![("l".into(), calls(7))];
         let of = |settings: &PolicySettings, name: &str, roles: &[usize], listener: &str| {
-            register.usage_of(settings, &settings.document, &peer(name), roles, listener)
+            register.usage_of(settings, &settings.document, &peer(name), of_roles(roles), listener)
         };
         assert!(of(&settings, "a", &[], "other").is_none());
         let a = of(&settings, "a", &[0, 1], "l").expect("limits");
@@ -293,19 +311,25 @@ mod tests {
         let (register, _metrics) = register(10);
         let mut settings = settings(Vec::new());
         settings.peer_limits = UsageLimits { watches: Some(2), ..calls(2) };
-        let usage = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
+        let usage = register
+            .usage_of(&settings, &settings.document, &peer("a"), LimitingRoles::default(), "l")
+            .expect("limits");
         for _ in 0..2 {
             call(&usage).expect("a call");
             usage.begin_watch().expect("a watch");
         }
         assert!(usage.begin_watch().is_err());
         settings.peer_limits.watches = Some(3);
-        let after = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
+        let after = register
+            .usage_of(&settings, &settings.document, &peer("a"), LimitingRoles::default(), "l")
+            .expect("limits");
         usage.begin_watch().expect("the new limit, at the old holder");
         assert!(after.begin_watch().is_err(), "watches begun before count");
         assert!(call(&after).is_err(), "the bucket is still empty");
         settings.peer_limits = UsageLimits { watches: Some(3), ..calls(4) };
-        let after = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
+        let after = register
+            .usage_of(&settings, &settings.document, &peer("a"), LimitingRoles::default(), "l")
+            .expect("limits");
         for _ in 0..4 {
             call(&after).expect("a full bucket of the new size");
         }
@@ -320,7 +344,9 @@ mod tests {
         let mut settings = settings(Vec::new());
         settings.peer_limits = calls(1);
         let usage_of = |name: &str| {
-            register.usage_of(&settings, &settings.document, &peer(name), &[], "l").expect("limits")
+            register
+                .usage_of(&settings, &settings.document, &peer(name), LimitingRoles::default(), "l")
+                .expect("limits")
         };
         let (used, waiting) = (usage_of("used"), usage_of("waiting"));
         call(&used).expect("a call");
@@ -356,7 +382,9 @@ mod tests {
         let one = capped(10, Some(OnExceed::Page), Some(Priority::High));
         let total = capped(5, None, Some(Priority::Low));
         let settings = settings(vec![role("one", one, total)]);
-        let usage = register.usage_of(&settings, &settings.document, &peer("a"), &[0], "l").expect("limits");
+        let usage = register
+            .usage_of(&settings, &settings.document, &peer("a"), of_roles(&[0]), "l")
+            .expect("limits");
         let cap = RangeCap { keys: number(5), on_exceed: OnExceed::Refuse, scope: LimitScope::Role };
         assert_eq!((usage.range_cap(), usage.priority()), (Some(cap), Priority::Low));
     }
@@ -367,7 +395,9 @@ mod tests {
         let mut settings = settings(Vec::new());
         settings.peer_limits =
             UsageLimits { calls_in_flight: Some(1), leases: Some(1), ..UsageLimits::default() };
-        let usage = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
+        let usage = register
+            .usage_of(&settings, &settings.document, &peer("a"), LimitingRoles::default(), "l")
+            .expect("limits");
         let begin = || usage.begin_call(CallUrgency::Ordinary, CallLength::Counted);
         let under_way = begin().expect("the first");
         assert!(begin().is_err() && begin().is_err());
@@ -376,7 +406,9 @@ mod tests {
         let call = begin().expect("a LeaseGrant");
         call.reserve_lease().expect("the first");
         settings.peer_limits.calls_in_flight = None;
-        let usage = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
+        let usage = register
+            .usage_of(&settings, &settings.document, &peer("a"), LimitingRoles::default(), "l")
+            .expect("limits");
         let begin = || usage.begin_call(CallUrgency::Ordinary, CallLength::Counted).expect("a LeaseGrant");
         assert!(begin().reserve_lease().is_err(), "a grant is under way");
         call.note_grant(7, 5);
@@ -392,7 +424,9 @@ mod tests {
         let (register, _metrics) = register(10);
         let mut settings = settings(Vec::new());
         settings.peer_limits = calls(2);
-        let usage = register.usage_of(&settings, &settings.document, &peer("a"), &[], "l").expect("limits");
+        let usage = register
+            .usage_of(&settings, &settings.document, &peer("a"), LimitingRoles::default(), "l")
+            .expect("limits");
         let begin = |urgency| usage.begin_call(urgency, CallLength::Counted).is_ok();
         assert!(begin(CallUrgency::Ordinary) && begin(CallUrgency::Ordinary));
         assert!(!begin(CallUrgency::Ordinary));

@@ -176,7 +176,12 @@ fn the_first_rule_about_certificates_counts_as_soon_as_it_is_published() {
         stream.next().await.expect("bob's goes on");
         door.refuses(&alice, Code::PermissionDenied, DENIED).await;
         assert_eq!(door.token_of(&door.of("web-1").await).await.as_deref(), Some("app.2"));
-        door.publish(&format!("{default}identify = [\"token\", \"default\"]\n"), deny);
+        // Where certificates are no etcd users, a denial holds all the same.
+        let without = format!("{default}identify = [\"token\", \"default\"]\n");
+        door.publish(&without, deny);
+        assert_eq!(door.token_of(&door.of("web-1").await).await.as_deref(), Some("bob.1"));
+        door.refuses(&alice, Code::PermissionDenied, DENIED).await;
+        door.publish(&without, "");
         assert_eq!(door.token_of(&alice).await.as_deref(), Some("bob.1"));
     });
 }

@@ -54,9 +54,14 @@ fn seconds(from_now: i64) -> i64 {
     i64::try_from(now).expect("this age") + from_now
 }
 
+/// The end of a token of ten minutes.
+pub(crate) fn lasting() -> i64 {
+    seconds(600)
+}
+
 /// What a token of ten minutes says of `subject`.
 pub(crate) fn claims(subject: &str) -> Value {
-    json!({ "iss": ISSUER, "aud": ["etcd"], "sub": subject, "exp": seconds(600) })
+    json!({ "iss": ISSUER, "aud": ["etcd"], "sub": subject, "exp": lasting() })
 }
 
 /// Keyward that takes the tokens of one issuer, in front of one scripted member.

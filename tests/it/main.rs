@@ -130,6 +130,8 @@ mod revocations_in_etcd;
 #[cfg(test)]
 mod right_member;
 #[cfg(test)]
+mod rule_table;
+#[cfg(test)]
 mod secrets;
 #[cfg(test)]
 mod shared_watches;

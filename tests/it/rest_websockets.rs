@@ -22,9 +22,14 @@ fn handshake(path: &str, fields: &str) -> String {
 /// The fields of a client's handshake, with the example key of RFC 6455.
 const FIELDS: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n";
 
+/// A client's handshake.
+pub(crate) fn asking(path: &str, fields: &str) -> String {
+    handshake(path, &format!("{FIELDS}{fields}"))
+}
+
 async fn open(keyward: &Keyward, path: &str, fields: &str) -> WebSocketStream<DuplexStream> {
     let mut io = keyward.connect();
-    io.write_all(handshake(path, &format!("{FIELDS}{fields}")).as_bytes()).await.expect("room");
+    io.write_all(asking(path, fields).as_bytes()).await.expect("room");
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(io.read_u8().await.expect("a head"));

@@ -89,3 +89,35 @@ fn one_that_etcd_has_proved_is_whom_the_rule_says() {
         );
     });
 }
+
+/// The name is anybody's choice: it may confine, and gives nothing.
+#[test]
+fn a_claimed_name_gives_no_role_and_weakens_no_mode() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let folder = tempfile::tempdir().expect("a folder");
+        let policy = "[[role]]\nname = 'all'\nallow = [{ actions = ['read', 'write'], everything = true }]\n\
+            [[binding]]\npeer = 'password:alice'\nroles = ['all']\n\
+            [[binding]]\npeer = 'password:bob'\nroles = ['all']\nmode = 'off'\n";
+        std::fs::write(folder.path().join("policy.toml"), policy).expect("written");
+        let lines = "[policy]\nmode = 'enforce'\nfile = 'policy.toml'\n";
+        let keyward = Keyward::at(&[&member], AuthSetting::Off, folder.path(), "", lines);
+        let denied = (Code::PermissionDenied, "etcdserver: permission denied");
+        let alice = logged_in(&keyward, "alice", "right").await;
+        let liar = logged_in(&keyward, "alice", "wrong").await;
+        for client in [&alice, &liar, &logged_in(&keyward, "bob", "right").await] {
+            assert_eq!(client.call(RANGE, range("k")).await.end.told(), denied);
+        }
+        settled().await;
+        assert!(member.was_called_again().is_none());
+        // Now etcd sees the password before it serves the call.
+        keyward.members.auth.set(AuthSetting::On);
+        assert_eq!(token_of(&member, &alice).await.as_deref(), Some("alice.1"));
+        assert_eq!(liar.call(RANGE, range("k")).await.end.told(), (Code::Unauthenticated, INVALID_TOKEN));
+        // Back again, what the connection remembers of the caller counts no more.
+        keyward.members.auth.set(AuthSetting::Off);
+        for client in [&alice, &liar] {
+            assert_eq!(client.call(RANGE, range("k")).await.end.told(), denied);
+        }
+    });
+}

@@ -55,6 +55,7 @@ impl Resolver<'_> {
         for (index, row) in rows.into_iter().enumerate() {
             rules.extend(self.map_rule(&format!("map[{index}]"), row, users, &known));
         }
+        let written = rules.len();
         for (listener, user) in defaults {
             let peer = Some(PeerPattern::Listener(Glob::new(&listener)));
             let rule = MapRule::new(Conditions { peer, ..Conditions::default() }, MappingOutcome::User(user));
@@ -65,7 +66,7 @@ impl Resolver<'_> {
         if default.as_ref().is_some_and(|user| user.as_str() == ROOT) {
             self.findings.fault(path, "would make everybody root");
         }
-        MappingRules { rules, default }
+        MappingRules { rules, default, written }
     }
 
     fn map_rule(

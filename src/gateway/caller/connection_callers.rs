@@ -57,12 +57,13 @@ impl ConnectionCallers {
         }
     }
 
-    /// The decision on the bearer of this session's token, if the session was shown last.
-    pub(super) fn of_session(&self, shown: &Rc<Session>) -> Option<PeerStanding> {
+    /// The decision on the bearer of this session's token, if the session was shown last, and proved as much
+    /// as now: `claims` is true for a session that proves nothing.
+    pub(super) fn of_session(&self, shown: &Rc<Session>, claims: bool) -> Option<PeerStanding> {
         let last = self.last.as_ref()?;
         let same =
             matches!(&last.grounds.evidence, CallerEvidence::Session(known) if Rc::ptr_eq(known, shown));
-        same.then(|| last.clone())
+        (same && last.grounds.claimed().is_some() == claims).then(|| last.clone())
     }
 
     /// The decision on the bearer of this JWT, if shown last.

@@ -11,6 +11,7 @@ use std::time::SystemTime;
 
 use tokio::time::Instant;
 
+use super::connection_peers::ConnectionPeers;
 use super::{Caller, CallerGrounds};
 use crate::config::{Config, Identify, Listener};
 use crate::credentials::{Credentials, PasswordIdentity, UpstreamIdentity};
@@ -121,6 +122,12 @@ impl Identities {
         self.policy.next_end()
     }
 
+    /// The policy in force.
+    #[must_use]
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
     /// The ways accepted from this client. If the configuration has no such listener any more, or has the
     /// listener with another client CA, the ways at the listener's start hold until a restart.
     pub(super) fn ways<'a>(&'a self, client: &'a ClientConnection) -> &'a [Identify] {
@@ -144,15 +151,27 @@ impl Identities {
     pub(super) fn standing(
         &self,
         client: &ClientConnection,
-        grounds: CallerGrounds,
+        mut grounds: CallerGrounds,
         until: Option<Instant>,
         own_credential: OwnCredential<'_>,
     ) -> PeerStanding {
-        let peer = &grounds.peer;
         let address = client.origin.remote.map(|remote| remote.ip());
+        let mapped = self.mapping.user_of(&grounds.peer, address);
+        grounds.etcd_user = match (&mapped, &grounds.peer) {
+            (MappingResult::User(user), _) => Some(user.clone()),
+            (MappingResult::Itself, Peer::Password(user) | Peer::EtcdToken(user)) => Some(user.clone()),
+            _ => None,
+        };
+        // A denied certificate is denied also where the etcd user is another's.
+        let connection = grounds.connection.as_deref();
+        let mapped = match connection {
+            Some(ConnectionPeers { peer, .. }) if self.mapping.denies(peer, address) => MappingResult::Denied,
+            _ => mapped,
+        };
+        let peer = &grounds.peer;
         let known = |user| PeerRank::Known(Rc::new(Caller::new(user, until, grounds.clone())));
         let mut needs_recheck = matches!(own_credential, OwnCredential::Proved(_));
-        let rank = match (self.mapping.user_of(peer, address), own_credential) {
+        let rank = match (mapped, own_credential) {
             (MappingResult::Denied, _) => PeerRank::Denied,
             // After the password was accepted, the user's `[[user]]` row is the upstream credential, if
             // configured.
@@ -178,7 +197,8 @@ impl Identities {
             },
             (MappingResult::Unknown, _) => PeerRank::Unknown,
         };
-        let standing = PeerStanding { peer: peer.to_string().into(), rank, grounds };
+        let shown = grounds.claimed().unwrap_or(grounds.proved_peer());
+        let standing = PeerStanding { peer: shown.to_string().into(), rank, grounds };
         if needs_recheck { standing.with_recheck() } else { standing }
     }
 }

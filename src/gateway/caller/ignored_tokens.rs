@@ -4,8 +4,8 @@
 //! know: how tokens are sealed or signed.
 //! Invariants: a token is ignored only while a member has said that auth is off; a token known to Keyward is
 //! never ignored, be it good, revoked or undecided; a call with an ignored token goes upstream without a
-//! user, so a bad token never falls back to an etcd user if auth is turned on meanwhile; `deny` rules and
-//! blocks still hold.
+//! user, so a bad token never falls back to an etcd user if auth is turned on meanwhile; `deny` rules, blocks,
+//! and the bindings of the connection's peers and of their etcd user still hold.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,7 +18,6 @@ use super::{
 use crate::config::Identify;
 use crate::downstream::session::{OpenFailure, PresentedToken};
 use crate::gateway::{ClientConnection, Gateway};
-use crate::identity::Peer;
 use crate::members::membership::AuthSetting;
 use crate::refusal::Refusal;
 use crate::upstream::send::UpstreamUser;
@@ -64,54 +63,37 @@ impl CallerIdentification {
     /// The caller beside an ignored token: the connection's certificate, or the listener.
     ///
     /// # Errors
-    /// The listener requires a valid credential, so the token stays a bad token; or the connection's own user
-    /// is blocked.
-    pub(super) fn beside_ignored(
-        &self,
-        gateway: &Gateway,
-        client: &ClientConnection,
-    ) -> Result<PeerStanding, Refusal> {
-        let peer = {
-            let remembered = client.remembered.borrow();
-            peer_beside(&remembered.identities, client)?
-        };
-        let grounds = CallerGrounds { peer, evidence: CallerEvidence::Ignored };
+    /// The listener requires a valid credential, so the token stays a bad token.
+    pub(super) fn beside_ignored(&self, client: &ClientConnection) -> Result<PeerStanding, Refusal> {
         let identities = Arc::clone(&client.remembered.borrow().identities);
-        self.as_nobody(gateway, &identities, client, grounds)
-    }
-
-    /// The rules' decision on a connection with an ignored token.
-    ///
-    /// # Errors
-    /// The connection's own user is blocked, or the blocks are unknown.
-    pub(super) fn as_nobody(
-        &self,
-        gateway: &Gateway,
-        identities: &Identities,
-        client: &ClientConnection,
-        grounds: CallerGrounds,
-    ) -> Result<PeerStanding, Refusal> {
-        let standing = identities.standing(client, grounds, None, OwnCredential::Nothing);
-        let rank = match standing.rank {
-            PeerRank::Denied => PeerRank::Denied,
-            PeerRank::Known(caller) => {
-                self.generation(gateway, &caller)?;
-                PeerRank::Known(Rc::new(Caller::new(UpstreamUser::Nobody, None, standing.grounds.clone())))
-            }
-            PeerRank::Unknown | PeerRank::Unproved => {
-                PeerRank::Known(Rc::new(Caller::new(UpstreamUser::Nobody, None, standing.grounds.clone())))
-            }
-        };
-        Ok(PeerStanding { rank, ..standing })
+        Ok(as_nobody(&identities, client, grounds_beside(&identities, client)?))
     }
 }
 
-fn peer_beside(identities: &Identities, client: &ClientConnection) -> Result<Peer, Refusal> {
+/// The rules' decision on a connection with an ignored token.
+pub(super) fn as_nobody(
+    identities: &Identities,
+    client: &ClientConnection,
+    grounds: CallerGrounds,
+) -> PeerStanding {
+    let standing = identities.standing(client, grounds, None, OwnCredential::Nothing);
+    let rank = match standing.rank {
+        PeerRank::Denied => PeerRank::Denied,
+        PeerRank::Known(_) | PeerRank::Unknown | PeerRank::Unproved => {
+            PeerRank::Known(Rc::new(Caller::new(UpstreamUser::Nobody, None, standing.grounds.clone())))
+        }
+    };
+    PeerStanding { rank, ..standing }
+}
+
+fn grounds_beside(identities: &Identities, client: &ClientConnection) -> Result<CallerGrounds, Refusal> {
     let ways = identities.ways(client);
     match (deciding_way(ways, client, None)?, &client.certificate) {
-        (Identify::Certificate, Some(certificate)) => Ok(certificate.clone()),
+        (Identify::Certificate, Some(certificate)) => {
+            Ok(CallerGrounds::of(certificate.clone(), CallerEvidence::Ignored))
+        }
         (Identify::Default, _) if ways.contains(&Identify::Default) => {
-            Ok(Peer::Listener(Arc::clone(&client.listener.name)))
+            Ok(CallerGrounds::of_listener(ways, client, CallerEvidence::Ignored))
         }
         _ => Err(Refusal::INVALID_AUTH_TOKEN),
     }

@@ -8,10 +8,11 @@
 //! revocations are unknown, open streams go on and new streams are refused.
 
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use super::connection_peers::{ConnectionPeers, is_claim};
 use super::identities::{OwnCredential, PeerRank, PeerStanding};
+use super::ignored_tokens::as_nobody;
 use super::{Caller, CallerEvidence, CallerGrounds, CallerIdentification, Identities, deciding_way};
 use crate::config::Identify;
 use crate::downstream::session::{LoginInadmissible, PeerNamespace, Session, SessionPeer, SessionProof};
@@ -68,7 +69,8 @@ impl CallerIdentification {
         }
         let identities = self.identities.load();
         let evidence = grounds.evidence.clone();
-        let (grounds, way) = grounds_now(&identities, client, grounds)?;
+        let auth = gateway.upstream.members.auth.now();
+        let (grounds, way) = grounds_now(&identities, client, auth, grounds)?;
         let standing = match &evidence {
             CallerEvidence::Session(session) => {
                 if !gateway.sealer.is_valid(session) {
@@ -92,23 +94,23 @@ impl CallerIdentification {
                 let good = good.map_err(|_bad| Refusal::INVALID_AUTH_TOKEN)?;
                 let grounds = match way {
                     Identify::Certificate => grounds,
-                    _ => CallerGrounds { peer: good.peer.clone(), ..grounds },
+                    _ => CallerGrounds { peer: good.peer.clone(), connection: None, ..grounds },
                 };
                 identities.standing(client, grounds, None, OwnCredential::Nothing)
             }
             CallerEvidence::Connection => identities.standing(client, grounds, None, OwnCredential::Nothing),
-            CallerEvidence::Ignored => match gateway.upstream.members.auth.now() {
-                AuthSetting::Off => self.as_nobody(gateway, &identities, client, grounds)?,
+            CallerEvidence::Ignored => match auth {
+                AuthSetting::Off => as_nobody(&identities, client, grounds),
                 AuthSetting::Unknown => return Err(Refusal::NOTHING_SENT),
                 AuthSetting::On => return Err(Refusal::INVALID_AUTH_TOKEN),
             },
         };
         let now = upstream_caller(gateway, standing)?;
         if now.user != caller.user {
-            let nobody = now.user.is_none() && gateway.upstream.members.auth.now() != AuthSetting::Off;
+            let nobody = now.user.is_none() && auth != AuthSetting::Off;
             return Err(if nobody { Refusal::USER_EMPTY } else { Refusal::INVALID_AUTH_TOKEN });
         }
-        let Some(user) = &caller.user else { return Ok(now) };
+        let Some(user) = &now.grounds.etcd_user else { return Ok(now) };
         match gateway.sealer.admit_login(user) {
             Err(LoginInadmissible::Blocked) => Err(Refusal::PERMISSION_DENIED),
             Ok(is) if generation.is_some_and(|then| then < is) => Err(Refusal::INVALID_AUTH_TOKEN),
@@ -116,12 +118,12 @@ impl CallerIdentification {
         }
     }
 
-    /// The generation of the upstream user; `None` if the call goes upstream without a user.
+    /// The generation of the caller's etcd user; `None` if the rules name no user for the caller.
     ///
     /// # Errors
     /// The user is blocked, or the revocations are unknown.
     pub fn generation(&self, gateway: &Gateway, caller: &Caller) -> Result<Option<u64>, Refusal> {
-        let Some(user) = &caller.user else { return Ok(None) };
+        let Some(user) = &caller.grounds.etcd_user else { return Ok(None) };
         gateway.sealer.admit_login(user).map(Some).map_err(|why| match why {
             LoginInadmissible::Blocked => Refusal::PERMISSION_DENIED,
             LoginInadmissible::NotKnown => Refusal::NOTHING_SENT,
@@ -132,13 +134,14 @@ impl CallerIdentification {
 /// The grounds of a session whose user has moved into the users file with an unchanged password.
 pub(super) fn by_file(session: Rc<Session>) -> CallerGrounds {
     let peer = Peer::File(session.peer.user().clone());
-    CallerGrounds { peer, evidence: CallerEvidence::Session(session) }
+    CallerGrounds::of(peer, CallerEvidence::Session(session))
 }
 
 /// The grounds, and the deciding way, by the listener's present ways: replaced rules change the ways.
 fn grounds_now(
     identities: &Identities,
     client: &ClientConnection,
+    auth: AuthSetting,
     then: CallerGrounds,
 ) -> Result<(CallerGrounds, Identify), Refusal> {
     let ways = identities.ways(client);
@@ -153,13 +156,22 @@ fn grounds_now(
         (Err(_), CallerEvidence::Session(_)) if client.listener.lend_login_identity => Identify::Token,
         (Err(refusal), _) => return Err(refusal),
     };
-    let peer = match (way, &client.certificate) {
-        (Identify::Certificate, Some(certificate)) => certificate.clone(),
-        (Identify::Default, _) if ways.contains(&way) => Peer::Listener(Arc::clone(&client.listener.name)),
+    let grounds = match (way, &client.certificate) {
+        (Identify::Certificate, Some(certificate)) => CallerGrounds::of(certificate.clone(), then.evidence),
+        (Identify::Default, _) if ways.contains(&way) => {
+            CallerGrounds::of_listener(ways, client, then.evidence)
+        }
         (Identify::Default, _) => return Err(Refusal::USER_EMPTY),
-        _ => then.peer,
+        _ => {
+            let claims = match (&then.evidence, &then.peer) {
+                (CallerEvidence::Session(session), Peer::Password(_)) => is_claim(session, auth),
+                _ => false,
+            };
+            let connection = claims.then(|| Rc::new(ConnectionPeers::of(ways, client)));
+            CallerGrounds { connection, ..CallerGrounds::of(then.peer, then.evidence) }
+        }
     };
-    Ok((CallerGrounds { peer, evidence: then.evidence }, way))
+    Ok((grounds, way))
 }
 
 /// False if the session was proved by a line of the users file and the line is gone or changed, so the
