@@ -9,6 +9,7 @@ pub mod interval_set;
 pub mod learned;
 pub mod live_permits;
 pub mod mapping;
+mod own_grants;
 pub mod permit;
 pub mod permit_set;
 pub mod rules_in_force;

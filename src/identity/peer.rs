@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::UserName;
 
 /// The authenticated caller. Clones share their data.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Peer {
     /// Logged in with a password accepted by etcd: `password:alice`.
     Password(UserName),
@@ -47,7 +47,7 @@ pub enum Peer {
 
 /// The claims of a JWT as text. Contains claims that are text, a number, a boolean, or a list of text,
 /// numbers and booleans.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct JwtClaims(BTreeMap<String, Vec<String>>);
 
 impl JwtClaims {

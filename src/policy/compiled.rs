@@ -12,6 +12,7 @@ use std::time::SystemTime;
 use super::caller_namespace::CallerNamespace;
 use super::grants::{ActionGrants, GrantPart, VariableTexts};
 use super::interval_set::{GrantId, IntervalSet, KeyInterval};
+use super::own_grants::OwnGrants;
 use super::permit_set::{PermitSet, PolicyGeneration};
 use super::rules_in_force::RulesInForce;
 use crate::config::policy_document::{PolicyBinding, PolicyDocument};
@@ -33,6 +34,7 @@ pub struct Policy {
     closed: Arc<IntervalSet>,
     /// Compiled grants by roles. The lock is held while a caller's permissions are looked up, once a caller.
     by_roles: Mutex<HashMap<Box<[usize]>, Arc<ActionGrants>>>,
+    own_grants: OwnGrants,
 }
 
 /// A caller, as far as bindings tell callers apart.
@@ -105,7 +107,8 @@ impl Policy {
         let closed = Arc::new(IntervalSet::new(closed.collect()));
         let document = Arc::clone(&settings.document);
         let by_roles = Mutex::default();
-        Self { settings, document, number: 0, is_known: true, compiled_at: now, closed, by_roles }
+        let own_grants = OwnGrants::default();
+        Self { settings, document, number: 0, is_known: true, compiled_at: now, closed, by_roles, own_grants }
     }
 
     /// False before the stored policy was read: no caller may be admitted then.
@@ -192,7 +195,7 @@ impl Policy {
         // A claim never makes the mode weaker.
         let mode = mode.unwrap_or(self.settings.mode).max(claimed_mode);
         let own = (mode != PolicyMode::Off && ActionGrants::have_variables(&self.document, &roles))
-            .then(|| Box::new(ActionGrants::new(&self.document, &roles, GrantPart::Own(texts))));
+            .then(|| self.own_grants.of(&self.document, &roles, texts));
         PermitSet {
             mode,
             namespace: CallerNamespace::of(&namespaces),

@@ -71,6 +71,12 @@ impl ActionGrants {
         compiling.finish()
     }
 
+    /// The number of runs of keys.
+    #[must_use]
+    pub(super) fn runs(&self) -> usize {
+        self.on_keys.iter().map(|keys| keys.allow.len() + keys.deny.len()).sum()
+    }
+
     /// True if some role has a grant for [`GrantPart::Own`].
     #[must_use]
     pub(super) fn have_variables(document: &PolicyDocument, roles: &[usize]) -> bool {

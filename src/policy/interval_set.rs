@@ -80,6 +80,12 @@ impl IntervalSet {
         Self { intervals, shared_prefix, start_digits, run_ends }
     }
 
+    /// The number of runs of keys.
+    #[must_use]
+    pub(super) fn len(&self) -> usize {
+        self.intervals.len()
+    }
+
     /// True without any key.
     #[must_use]
     pub(super) fn is_empty(&self) -> bool {

@@ -40,7 +40,7 @@ pub struct PermitSet {
     pub claimed_roles: Box<[usize]>,
     pub(super) document: Arc<PolicyDocument>,
     pub(super) shared: Arc<ActionGrants>,
-    pub(super) own: Option<Box<ActionGrants>>,
+    pub(super) own: Option<Arc<ActionGrants>>,
     pub(super) closed: Arc<IntervalSet>,
 }
 

@@ -70,6 +70,23 @@ fn verdict(permits: &PermitSet, path: &str, body: &[u8]) -> Result<(), DenialRea
     }
 }
 
+/// Tokens that alternate on a connection, as behind a gateway, cost no compilation each.
+#[test]
+fn the_grants_of_a_caller_are_compiled_once_and_shared_with_nobody_else() {
+    let text = "[[role]]\nname = 'r'\n[[role.allow]]\nactions = ['read']\nprefix = '/a/{user}/'\n\
+                [[binding]]\neveryone = true\nroles = ['r']\n";
+    let policy = policy(text);
+    let own = |name: &str| permits(&policy, &peer(name)).own.expect("grants of its own");
+    let (alice, bob) = (own("alice"), own("bob"));
+    assert!(Arc::ptr_eq(&alice, &own("alice")) && Arc::ptr_eq(&bob, &own("bob")));
+    assert!(!Arc::ptr_eq(&alice, &bob));
+    for (name, key, expected) in [("alice", "/a/alice/k", true), ("bob", "/a/alice/k", false)] {
+        let read = range(key, "");
+        let verdict = verdict(&permits(&policy, &peer(name)), "/etcdserverpb.KV/Range", &read);
+        assert_eq!(verdict.is_ok(), expected, "{name}");
+    }
+}
+
 const READER: &str = "[[role]]\nname = 'r'\n[[role.allow]]\nactions = ['read']\nprefix = '/a/'\n\
                       [[binding]]\neveryone = true\nroles = ['r']\n";
 
