@@ -25,6 +25,7 @@ mod served_streams;
 pub mod session;
 mod sniff;
 pub mod socket_progress;
+pub mod stream_budget;
 mod stream_turns;
 pub mod turn_length;
 pub mod verified_jwts;

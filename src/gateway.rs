@@ -72,6 +72,7 @@ use crate::downstream::request_memory::{
 };
 use crate::downstream::revision_watermark::RevisionWatermark;
 use crate::downstream::session::Sealer;
+use crate::downstream::stream_budget::StreamByteBudget;
 use crate::downstream::watch_starts::WatchStarts;
 use crate::gateway::access_log::{AccessLog, RecordSinks};
 use crate::gateway::active_streams::ActiveStreams;
@@ -101,7 +102,6 @@ use crate::upstream::member_queue::MemberQueues;
 use crate::upstream::send::UpstreamClient;
 use crate::usage::refusal_pace::RefusalPace;
 use crate::usage::register::UsageRegister;
-use crate::watch::budget;
 use crate::watch::feeds::WatchFeeds;
 
 /// Memory for the requests of blocked calls (Lock, Campaign, Observe), per shard: a name, a lease, perhaps a
@@ -164,7 +164,7 @@ pub struct Gateway {
     /// Notified when a connection is dismissed ([`ClientConnection::dismiss`]).
     pub dismissed: Notify,
     /// Memory budget of this shard's watch streams.
-    pub watch_budget: Rc<budget::WatchByteBudget>,
+    pub watch_budget: Rc<StreamByteBudget>,
     /// The shard's upstream watches shared by client streams.
     pub watch_feeds: Rc<WatchFeeds>,
     /// Answers not yet read by this shard's clients.
@@ -353,10 +353,8 @@ impl Gateway {
     ) -> Self {
         let begun = config.load_full();
         let shards = begun.runtime.shards.get();
-        let watch_budget = Rc::new(budget::WatchByteBudget::new(
-            begun.watch.buffer / shards,
-            metrics.watch_held_bytes.clone(),
-        ));
+        let watch_budget =
+            Rc::new(StreamByteBudget::new(begun.watch.buffer / shards, metrics.watch_held_bytes.clone()));
         let log_limiter = Rc::new(RecordLimiter::new(metrics.log_records_left_out.clone()));
         let log = AccessLog {
             settings: Cell::new(begun.access_log),

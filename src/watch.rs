@@ -4,7 +4,6 @@
 //! bytes. Must not know: TLS, configuration files.
 
 pub mod access;
-pub mod budget;
 mod cursor;
 mod feed;
 pub mod feed_joins;

@@ -39,9 +39,12 @@ pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineRes
         None => waiting.await?,
         Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
     };
-    answer = namespaces::show(call, &request.caller, answer).await?;
+    let room = namespaces::show(call, &request.caller, &mut answer, None).await?;
     forward::finish(call, &request, &mut answer)?;
-    let room = forward::room_beyond_limit(call, &request, &answer).await?;
+    let room = match room {
+        None => forward::room_beyond_limit(call, &request, &answer).await?,
+        room => room,
+    };
     Ok(PipelineResult::Member(answer, in_use, registration, room))
 }
 

@@ -19,7 +19,8 @@ use crate::downstream::request_messages::RequestBody;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::caller::{Caller, Identities};
 use crate::gateway::required_identity::identity_check;
-use crate::gateway::{ClientConnection, Gateway};
+use crate::gateway::rewritten_answer::AnswerRewrite;
+use crate::gateway::{ClientConnection, Gateway, rewritten_answer};
 use crate::members::membership::Membership;
 use crate::refusal::Refusal;
 use crate::rpc::call::Deadline;
@@ -55,6 +56,8 @@ pub struct Call<'a> {
     pub deadline: Option<Instant>,
     /// The record for metrics and access log.
     pub record: AccessRecord,
+    /// Rewrites the answer, for a client that reads another form than protobuf.
+    pub rewrite: Option<AnswerRewrite>,
     snapshot: RefCell<Rc<CallSnapshot>>,
     memory: RefCell<RequestMemoryCharge>,
 }
@@ -90,9 +93,16 @@ impl<'a> Call<'a> {
             headers,
             deadline: None,
             record,
+            rewrite: None,
             snapshot: RefCell::new(gateway.snapshot()),
             memory: RefCell::new(gateway.hold(client, requester)),
         }
+    }
+
+    /// The bytes held for a message of the answer until the client has read the message, in messages.
+    #[must_use]
+    pub fn copies(&self) -> usize {
+        self.rewrite.map_or(1, |_| rewritten_answer::COPIES)
     }
 
     /// Charges the call's memory, and reads the client's time limit.

@@ -19,10 +19,10 @@ use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
 use crate::gateway::usage_limits::AnswerCheck;
 use crate::gateway::{
     audited_request, auth_changes, defragment, leadership, member_answers, namespaces, read_floor, removal,
-    usage_limits,
+    rewritten_answer, usage_limits,
 };
 use crate::refusal::Refusal;
-use crate::rpc::method::{Effect, Handler, Lane};
+use crate::rpc::method::{Effect, Handler, Lane, StreamingSides};
 use crate::upstream::answer::MemberReply;
 
 /// Sends the request to a member, and prepares the member's answer for the client.
@@ -38,39 +38,69 @@ pub async fn serve(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineRe
             call.gateway.enter(call.client, &request.caller, Some(request.decided(call)))?,
         ),
     };
-    let mut answer = match more_than_sent(&exchange, request) {
-        None => exchange.run(None).await?,
-        Some(answered) => answered.await?,
-    };
-    let Some(need) = UnreadRoomNeed::of(&answer, call.method, request.lane) else {
+    let mut answer = asked(&exchange, request).await?;
+    let copies = copies_held(call, request);
+    let Some(need) = need_of(call, request, &answer, copies)? else {
+        if copies > 0 {
+            // A small answer.
+            Box::pin(edited(call, request, &mut answer, None)).await?;
+        }
         finish(call, request, &mut answer)?;
         return Ok(PipelineResult::Member(answer, in_use, registration, None));
     };
     // Boxed, so that the calls with small answers do not pay for a larger future.
-    let (answer, room) = Box::pin(with_room(exchange, request, answer, need)).await?;
+    let (answer, room) = Box::pin(with_room(exchange, request, answer, need, copies)).await?;
     Ok(PipelineResult::Member(answer, in_use, registration, room))
 }
 
-/// The call, if its handler, or its caller's namespace or limit of keys, takes more steps than sending.
-/// Boxed, so that the other calls do not pay for larger futures.
-fn more_than_sent<'e>(
-    exchange: &Exchange<'e>,
-    request: &'e UnaryRequest,
-) -> Option<LocalBoxFuture<'e, Result<Box<MemberReply>, Refusal>>> {
-    let steps = steps_of_handler(exchange, request);
-    if request.caller.namespace().is_none() && request.answer_check == AnswerCheck::None {
-        return steps;
+/// A member's answer.
+async fn asked(exchange: &Exchange<'_>, request: &UnaryRequest) -> Result<Box<MemberReply>, Refusal> {
+    match steps_of_handler(exchange, request) {
+        None => exchange.run(None).await,
+        Some(answered) => answered.await,
     }
-    let exchange = exchange.clone();
-    let shown = async move {
-        let answer = match steps {
-            None => exchange.run(None).await?,
-            Some(answered) => answered.await?,
-        };
-        let answer = usage_limits::check_more(exchange.call, request.answer_check, answer).await?;
-        namespaces::show(exchange.call, &request.caller, answer).await
-    };
-    Some(shown.boxed_local())
+}
+
+/// The bytes held for an answer that Keyward reads whole before the client gets its beginning, in answers; 0
+/// for an answer passed on as it arrives.
+fn copies_held(call: &Call<'_>, request: &UnaryRequest) -> usize {
+    let checked = usize::from(request.answer_check == AnswerCheck::Keys);
+    let spliced = if namespaces::hides(call, &request.caller) { namespaces::COPIES } else { 0 };
+    let is_unary = call.method.stream == StreamingSides::Unary;
+    let rewritten = if call.rewrite.is_some() && is_unary { rewritten_answer::COPIES } else { 0 };
+    checked.max(spliced).max(rewritten)
+}
+
+/// The room for an answer; `None` for a small answer.
+///
+/// # Errors
+/// The answer is too large to be held whole.
+fn need_of(
+    call: &Call<'_>,
+    request: &UnaryRequest,
+    answer: &MemberReply,
+    copies: usize,
+) -> Result<Option<UnreadRoomNeed>, Refusal> {
+    if copies == 0 || !answer.is_success() {
+        return Ok(UnreadRoomNeed::of(answer, call.method, request.lane));
+    }
+    let need = UnreadRoomNeed::of_copies(answer, copies)?;
+    if need.is_some_and(|need| !call.client.unread.has_limit_above(need)) {
+        return Err(Refusal::ANSWER_TOO_LARGE);
+    }
+    Ok(need)
+}
+
+/// Looks for keys beyond the caller's limit, and takes the caller's namespace out of an answer. Returns the
+/// answer's room.
+async fn edited(
+    call: &Call<'_>,
+    request: &UnaryRequest,
+    answer: &mut MemberReply,
+    room: Option<UnreadRoom>,
+) -> Result<Option<UnreadRoom>, Refusal> {
+    let room = usage_limits::check_more(call, request.answer_check, answer, room).await?;
+    namespaces::show(call, &request.caller, answer, room).await
 }
 
 /// The call, if its handler takes more steps than sending.
@@ -90,24 +120,32 @@ fn steps_of_handler<'e>(
     })
 }
 
-/// Takes room for a large answer, and notes the consequences of a success. `None` if a repeated read's answer
-/// is small.
+/// Takes room for a large answer, for `copies` of an answer held whole, and notes the consequences of a
+/// success. `None` if a repeated read's answer is small.
 async fn with_room(
     exchange: Exchange<'_>,
     request: &UnaryRequest,
     answer: Box<MemberReply>,
     need: UnreadRoomNeed,
+    copies: usize,
 ) -> Result<(Box<MemberReply>, Option<UnreadRoom>), Refusal> {
     let (call, mut answer) = (exchange.call, answer);
     let mut room = call.client.unread.take(need);
     if room.is_none() && request.effect == Effect::ReadOnly {
         drop(answer);
-        (answer, room) = repeated(exchange, request, need).await?;
+        (answer, room) = repeated(exchange, request, need, copies).await?;
+    }
+    if copies > 0 {
+        room = edited(call, request, &mut answer, room).await?;
     }
     finish(call, request, &mut answer)?;
-    if room.is_none() {
-        room = room_beyond_limit(call, request, &answer).await?;
-    }
+    let room = match (room, UnreadRoomNeed::of(&answer, call.method, request.lane)) {
+        // The rewritten form is to come.
+        (Some(room), _) if call.rewrite.is_some() => Some(room),
+        (Some(room), Some(need)) => Some(room.resized(need)),
+        (_, None) => None,
+        (None, Some(_)) => room_beyond_limit(call, request, &answer).await?,
+    };
     Ok((answer, room))
 }
 
@@ -117,17 +155,15 @@ async fn repeated(
     mut exchange: Exchange<'_>,
     request: &UnaryRequest,
     mut need: UnreadRoomNeed,
+    copies: usize,
 ) -> Result<(Box<MemberReply>, Option<UnreadRoom>), Refusal> {
     let call = exchange.call;
     loop {
         call.gateway.metrics.unread.asked_again.inc();
         let room = call.client.unread.wait(need).await?;
         exchange.user = call.identify_again().await?.upstream_user.clone();
-        let answer = match more_than_sent(&exchange, request) {
-            None => exchange.run(None).await?,
-            Some(answered) => answered.await?,
-        };
-        let Some(now) = UnreadRoomNeed::of(&answer, call.method, request.lane) else {
+        let answer = asked(&exchange, request).await?;
+        let Some(now) = need_of(call, request, &answer, copies)? else {
             return Ok((answer, None));
         };
         if let Some(room) = room.fit(now) {

@@ -9,9 +9,10 @@ use bytes::Bytes;
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
+use crate::gateway::unread_answers::UnreadRoom;
 use crate::gateway::whole_answer::hold_whole;
 use crate::refusal::Refusal;
-use crate::rpc::frame::PREFIX;
+use crate::rpc::frame::{PREFIX, pieces};
 use crate::rpc::method::StreamingSides;
 use crate::rpc::namespace::{Namespace, NamespaceFault};
 use crate::rpc::schema::MessageId;
@@ -54,24 +55,33 @@ fn refusal(fault: NamespaceFault, max: usize) -> Refusal {
     }
 }
 
+/// The bytes held for an answer, in answers: itself, and its spliced copy.
+pub const COPIES: usize = 2;
+
+/// True if the caller's namespace must be taken out of the answer.
+#[must_use]
+pub fn hides(call: &Call<'_>, caller: &Caller) -> bool {
+    caller.namespace().is_some() && Namespace::has_keyed_answers(call.method)
+}
+
 /// Takes the caller's namespace out of an answer. An answer without keys, a refusal, and the answer to a
-/// caller without a namespace stay as they are.
+/// caller without a namespace stay as they are. `room` counts the answer's bytes.
 ///
 /// # Errors
 /// The answer is too large to be held whole, breaks off, or shows a key outside of the namespace.
 pub async fn show(
     call: &Call<'_>,
     caller: &Caller,
-    mut answer: Box<MemberReply>,
-) -> Result<Box<MemberReply>, Refusal> {
-    let Some(namespace) = caller.namespace() else { return Ok(answer) };
-    if !answer.is_success() || !Namespace::has_keyed_answers(call.method) {
-        return Ok(answer);
-    }
-    // The answer and its spliced copy.
-    let room = hold_whole(call, &mut answer, 2).await?;
+    answer: &mut MemberReply,
+    room: Option<UnreadRoom>,
+) -> Result<Option<UnreadRoom>, Refusal> {
+    let Some(namespace) = caller.namespace().filter(|_| hides(call, caller)) else { return Ok(room) };
     if !answer.is_success() {
-        return Ok(answer);
+        return Ok(room);
+    }
+    let room = hold_whole(call, answer, room, COPIES).await?;
+    if !answer.is_success() {
+        return Ok(room);
     }
     let framed = answer.message().ok_or(Refusal::UNREADABLE_ANSWER)?;
     // Two copies are counted, not three.
@@ -82,8 +92,13 @@ pub async fn show(
         tracing::warn!(method = call.method.path, %fault, "a member's answer cannot be shown in a namespace");
         Refusal::UNREADABLE_ANSWER
     })?;
-    answer.data = [spliced.unwrap_or(framed)].into();
-    // The answer's way to the client counts its bytes anew.
-    drop(room);
-    Ok(answer)
+    let shown = match spliced {
+        None => framed,
+        Some(spliced) => {
+            drop(framed);
+            spliced
+        }
+    };
+    answer.data = pieces(shown);
+    Ok(room)
 }

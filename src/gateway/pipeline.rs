@@ -47,6 +47,7 @@ pub fn serve(
     // A block, not an `async fn`: an `async fn` stores its arguments twice.
     async move {
         let mut call = Call::new(&gateway, &client, &headers, path.as_ref());
+        call.rewrite = rewrite;
         if !is_grpc {
             return reply::not_grpc(StatusCode::UNSUPPORTED_MEDIA_TYPE, call.record);
         }

@@ -142,6 +142,12 @@ impl Reply {
         }
     }
 
+    /// True if the reply is counted in the buffer of unread answers for as long as the reply lives.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        matches!(self.holding, ReplySource::Counted(_))
+    }
+
     /// The replies of a stream by Keyward. An answer registered as unread is a member's.
     fn stream(&mut self) -> Option<&mut ReplyReceiver> {
         match &mut self.holding {

@@ -13,15 +13,15 @@ use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
 use crate::gateway::whole_answer::hold_whole;
 use crate::refusal::Refusal;
-use crate::rpc::frame::{PREFIX, write_prefix};
+use crate::rpc::frame::{PREFIX, pieces, write_prefix};
 use crate::rpc::method::{Lane, Method, StreamingSides};
 use crate::upstream::answer::MemberReply;
 
 /// Appends the rewritten form of a method's answer to the bytes. False if the answer cannot be read.
 pub type AnswerRewrite = fn(&'static Method, &[u8], &mut BytesMut) -> bool;
 
-/// An answer held whole, and its rewritten form of about twice the size.
-const COPIES: usize = 3;
+/// The bytes held for an answer, in answers: itself, and its rewritten form of about twice the size.
+pub const COPIES: usize = 3;
 
 /// Rewrites the message of a unary answer; the prefix before the rewritten message stays gRPC's. Streams and
 /// refusals stay as they are.
@@ -40,17 +40,16 @@ pub async fn rewritten(
         PipelineResult::Ours(framed) => rewritten_frame(call, &framed, rewrite).map(PipelineResult::Ours),
         PipelineResult::Stream(_) => Ok(result),
         PipelineResult::Member(mut answer, in_use, registration, room) => {
-            // The room below covers the answer too.
-            drop(room);
-            let held = hold_whole(call, &mut answer, COPIES).await?;
+            let room = hold_whole(call, &mut answer, room, COPIES).await?;
             if !answer.is_success() {
-                return Ok(PipelineResult::Member(answer, in_use, registration, None));
+                return Ok(PipelineResult::Member(answer, in_use, registration, room));
             }
             let framed = answer.message().ok_or(Refusal::UNREADABLE_ANSWER)?;
             answer.data.clear();
-            answer.data = [rewritten_frame(call, &framed, rewrite)?].into();
-            drop((framed, held));
-            let room = room_of(call, &answer).await?;
+            let written = rewritten_frame(call, &framed, rewrite)?;
+            drop(framed);
+            answer.data = pieces(written);
+            let room = room_of(call, &answer, room).await?;
             Ok(PipelineResult::Member(answer, in_use, registration, room))
         }
     }
@@ -67,11 +66,16 @@ fn rewritten_frame(call: &Call<'_>, framed: &Bytes, rewrite: AnswerRewrite) -> R
     Ok(written.freeze())
 }
 
-/// The room for the answer until the client has read the answer; `None` for a small answer.
-async fn room_of(call: &Call<'_>, answer: &MemberReply) -> Result<Option<UnreadRoom>, Refusal> {
+/// The room for the answer until the client has read the answer; `None` for a small answer. `room` is what
+/// the answer has so far: bytes between two rooms would be counted nowhere.
+async fn room_of(
+    call: &Call<'_>,
+    answer: &MemberReply,
+    room: Option<UnreadRoom>,
+) -> Result<Option<UnreadRoom>, Refusal> {
     let unread = &call.client.unread;
     let Some(need) = UnreadRoomNeed::of(answer, call.method, Lane::Unary) else { return Ok(None) };
-    if let Some(room) = unread.take(need) {
+    if let Some(room) = room.map(|room| room.resized(need)).or_else(|| unread.take(need)) {
         return Ok(Some(room));
     }
     let waited = timeout(PATIENCE, unread.wait_beyond(need)).await;

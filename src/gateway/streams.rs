@@ -18,6 +18,7 @@ use tokio::time::sleep_until;
 use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::downstream::request_messages::RequestBody;
+use crate::downstream::stream_budget::StreamByteShare;
 use crate::downstream::watch_starts::WatchStart;
 use crate::gateway::active_streams::{Registration, StreamWork};
 use crate::gateway::audited_request::{self, RecordRoomWait};
@@ -38,7 +39,6 @@ use crate::tasks::wake_gate::WakeGate;
 use crate::upstream::reopening_stream::StreamRoute;
 use crate::upstream::send::copy_forwarded_fields;
 use crate::watch::access::WatchAccess;
-use crate::watch::budget::WatchByteShare;
 use crate::watch::feed_joins::FeedJoins;
 use crate::watch::hub::HubTiming;
 use crate::watch::limited_watches::LimitedWatches;
@@ -85,7 +85,7 @@ pub fn watch(
             }),
             home: gateway.home(client),
             floor: Rc::clone(&client.floor),
-            share: WatchByteShare::new(&gateway.watch_budget),
+            share: StreamByteShare::new(&gateway.watch_budget, call.copies()),
         },
         largest_request: config.limits.request_size,
         resumed: gateway.metrics.watch_resumes.clone(),
@@ -186,6 +186,7 @@ pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult
         namespace: caller.namespace().cloned(),
         resumed: gateway.metrics.observe_resumes.clone(),
         link: Rc::clone(&link),
+        share: StreamByteShare::new(&gateway.watch_budget, call.copies()),
     };
     let (in_use, limited) = (caller.in_use(), limits(call, caller, link, registration));
     let run = observe.run(replies.clone()).boxed_local();

@@ -147,6 +147,19 @@ impl UnreadRoomNeed {
         Self { units: units(bytes), length: Some(bytes) }
     }
 
+    /// The room for `copies` of a unary answer that is to be held whole; `None` for a small answer.
+    ///
+    /// # Errors
+    /// The answer does not announce its length.
+    pub fn of_copies(answer: &MemberReply, copies: usize) -> Result<Option<Self>, Refusal> {
+        let length = match &answer.rest {
+            ReplyRemainder::Whole(_) => answer.data.iter().map(Bytes::len).sum(),
+            ReplyRemainder::More(_) => answer.announced().ok_or(Refusal::UNREADABLE_ANSWER)?,
+        };
+        let need = Self::of_whole(length.saturating_mul(copies));
+        Ok((length > SMALL).then_some(need))
+    }
+
     /// The room for an answer to `method` on `lane`; `None` for a small answer.
     #[must_use]
     pub fn of(answer: &MemberReply, method: &Method, lane: Lane) -> Option<Self> {
@@ -401,13 +414,27 @@ impl Drop for UnreadRoomShare {
 impl UnreadRoom {
     /// Reuses the room for another answer, if large enough.
     #[must_use]
-    pub fn fit(mut self, need: UnreadRoomNeed) -> Option<Self> {
-        if need.units > self.share.units() {
-            return None;
-        }
+    pub fn fit(self, need: UnreadRoomNeed) -> Option<Self> {
+        self.covers(need).then(|| self.resized(need))
+    }
+
+    /// True if the room is enough for `need`.
+    #[must_use]
+    pub fn covers(&self, need: UnreadRoomNeed) -> bool {
+        need.units <= self.share.units()
+    }
+
+    /// The room with another size, for an answer that is held: a larger need counts at once, beyond all
+    /// limits if need be.
+    #[must_use]
+    pub fn resized(mut self, need: UnreadRoomNeed) -> Self {
         self.length = need.length;
-        self.shrink(need.units);
-        Some(self)
+        if self.covers(need) {
+            self.shrink(need.units);
+        } else {
+            self.share.held.resize(need.units as usize * UNIT);
+        }
+        self
     }
 
     /// Returns all room beyond `units`.

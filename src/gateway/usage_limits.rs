@@ -16,6 +16,7 @@ use crate::config::usage_limits::OnExceed;
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
+use crate::gateway::unread_answers::UnreadRoom;
 use crate::gateway::whole_answer::hold_whole;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
@@ -176,26 +177,27 @@ fn exceed(call: &Call<'_>, usage: &CallerUsage, cap: RangeCap, refusal: Refusal)
     usage.exceed_range_cap(cap).map_err(|exceeded| refused(call, exceeded, refusal))
 }
 
-/// The answer to a Range with a limit set by Keyward.
+/// The answer to a Range with a limit set by Keyward. `room` counts the answer's bytes.
 ///
 /// # Errors
 /// Keys were left out, and the client cannot ask for them; or the answer cannot be held whole.
 pub async fn check_more(
     call: &Call<'_>,
     check: AnswerCheck,
-    mut answer: Box<MemberReply>,
-) -> Result<Box<MemberReply>, Refusal> {
+    answer: &mut MemberReply,
+    room: Option<UnreadRoom>,
+) -> Result<Option<UnreadRoom>, Refusal> {
     let usage = call.record.usage().filter(|_| check == AnswerCheck::Keys);
     let Some((usage, cap)) = usage.and_then(|usage| Some((usage, usage.range_cap()?))) else {
-        return Ok(answer);
+        return Ok(room);
     };
     if usage.is_shadow() {
-        count_keys(usage, cap, &answer);
-        return Ok(answer);
+        count_keys(usage, cap, answer);
+        return Ok(room);
     }
-    let room = hold_whole(call, &mut answer, 1).await?;
+    let room = hold_whole(call, answer, room, 1).await?;
     if !answer.is_success() {
-        return Ok(answer);
+        return Ok(room);
     }
     let framed = answer.message().ok_or(Refusal::UNREADABLE_ANSWER)?;
     let more = range_cap::has_more(framed.get(PREFIX..).unwrap_or_default());
@@ -204,9 +206,7 @@ pub async fn check_more(
         usage.charge_reply(framed.len());
         exceed(call, usage, cap, Refusal::range_too_large(cap.keys.get()))?;
     }
-    // The answer's way to the client counts its bytes anew.
-    drop(room);
-    Ok(answer)
+    Ok(room)
 }
 
 /// Counts an answer with too many keys. The answer is not held for that: keys behind its beginning are

@@ -10,8 +10,10 @@
 //! etcd ends an Observe with OK and without a message if the token is unknown, if the permission is missing,
 //! and if etcd's own watch breaks (server/etcdserver/api/v3election/election.go).
 
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,7 +23,8 @@ use http::HeaderMap;
 use prost::Message as _;
 use tokio::time::Instant;
 
-use crate::downstream::client_replies::ReplySender;
+use crate::downstream::client_replies::{ClientGone, ReplySender, TakenGuard};
+use crate::downstream::stream_budget::StreamByteShare;
 use crate::identity::MemberId;
 use crate::lease::lock_queue::LockQueue;
 use crate::lease::observed_leaders::{LeaderNews, ObservedLeaders};
@@ -79,6 +82,8 @@ pub struct ObserveStream {
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// Notes if an upstream stream serves the client's stream.
     pub link: Rc<UpstreamLink>,
+    /// Counts the messages that the client has not taken.
+    pub share: Rc<StreamByteShare>,
 }
 
 /// The leaders held back by an open stream.
@@ -120,7 +125,7 @@ struct ObserveDriver {
 impl ObserveStream {
     /// Serves the client's stream to the end.
     pub async fn run(self, client: ReplySender) {
-        let Self { upstream, user, headers, request, permit, namespace, resumed, link } = self;
+        let Self { upstream, user, headers, request, permit, namespace, resumed, link, share } = self;
         let Some(method) = lookup(PATH) else { return };
         let route =
             StreamRoute { upstream, user, headers, method, rules: &RULES, request: Some(request), permit };
@@ -130,22 +135,23 @@ impl ObserveStream {
             leaders: ObservedLeaders::default(),
             silent: 0,
         };
-        let mut owed: Option<Bytes> = None;
+        let mut owed: Option<(Bytes, TakenGuard)> = None;
         loop {
             running.upstream.open();
             tokio::select! {
                 biased; // the client's end first, then the message owed, then upstream events
                 () = client.gone() => return,
-                sent = client.say(owed.clone().unwrap_or_default()), if owed.is_some() => {
-                    if sent.is_err() {
-                        return;
-                    }
-                    owed = None;
+                room = poll_fn(|cx| poll_room(&client, &share, cx)), if owed.is_some() => {
+                    let (Ok(()), Some((framed, keep))) = (room, owed.take()) else { return };
+                    client.send(framed, keep);
                 }
                 event = running.event(), if owed.is_none() => match running.handle(event) {
                     Ok(None) => {}
                     Ok(Some(message)) => match shown(namespace.as_deref(), method, &message) {
-                        Ok(framed) => owed = Some(framed),
+                        Ok(framed) => {
+                            let keep = share.hold_message(framed.len());
+                            owed = Some((framed, keep));
+                        }
                         Err(status) => return client.end(status),
                     },
                     Err(status) => return client.end(status),
@@ -153,6 +159,16 @@ impl ObserveStream {
             }
         }
     }
+}
+
+/// Ready once the client may be sent a message: over the shard's budget, a client with untaken messages is sent
+/// no further messages.
+fn poll_room(
+    client: &ReplySender,
+    share: &StreamByteShare,
+    cx: &Context<'_>,
+) -> Poll<Result<(), ClientGone>> {
+    if client.is_behind() && !share.fits() { client.poll_all_taken(cx) } else { client.poll_room(cx) }
 }
 
 /// The framed message for the client.

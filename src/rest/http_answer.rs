@@ -62,7 +62,7 @@ impl Body for AnswerBody {
         match self {
             Self::Grpc(reply) => reply.is_end_stream(),
             Self::Whole(bytes) => bytes.is_empty(),
-            Self::Message(message) => message.left() == 0,
+            Self::Message(message) => message.is_over(),
             Self::Lines(lines) => lines.is_over(),
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Owns: telling an answer from a refusal, and passing on the answer's bytes. Must not know: JSON: the
 //! gateway has rewritten the message ([`rewritten_answer`](crate::gateway::rewritten_answer)). Invariant:
-//! a refusal after the first byte breaks the response off.
+//! a refusal after the first byte breaks the response off. A large answer ends only when the connection asks
+//! for more behind its last byte: until then the answer's bytes are counted as unread.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -23,6 +24,8 @@ pub struct AnswerBytes {
     ahead: Bytes,
     /// Bytes of the message not passed on yet, the ones in `ahead` among them.
     left: usize,
+    /// The connection has taken all bytes.
+    is_over: bool,
 }
 
 impl AnswerBytes {
@@ -51,7 +54,7 @@ impl AnswerBytes {
         }
         let left = announced(&ahead).unwrap_or_default();
         ahead.advance(PREFIX);
-        Ok(Self { reply, ahead, left })
+        Ok(Self { is_over: left == 0 || !reply.is_counted(), reply, ahead, left })
     }
 
     /// Bytes of the message not passed on yet.
@@ -59,9 +62,15 @@ impl AnswerBytes {
         self.left
     }
 
+    /// True if the connection needs to ask for no more.
+    pub(super) fn is_over(&self) -> bool {
+        self.left == 0 && self.is_over
+    }
+
     /// The next bytes of the message; `None` after its end.
     pub(super) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, AnswerBroken>>> {
         if self.left == 0 {
+            self.is_over = true;
             return Poll::Ready(None);
         }
         if self.ahead.is_empty() {

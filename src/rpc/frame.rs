@@ -7,6 +7,8 @@
 //!
 //! <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>
 
+use std::collections::VecDeque;
+
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::encoding::Encoding;
@@ -14,6 +16,9 @@ use crate::refusal::Refusal;
 
 /// Bytes before each message: a flag and the length, big-endian.
 pub const PREFIX: usize = 5;
+
+/// The longest piece of bytes given to a client's connection at once: a frame of HTTP/2.
+pub const PIECE: usize = 16 * 1024;
 
 /// A fault in a body's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -128,6 +133,16 @@ pub fn encode_into(buffer: &mut BytesMut, message: &[u8]) {
 pub fn write_prefix(frame: &mut [u8]) {
     let prefix = prefix_of(frame.len() - PREFIX);
     frame[..PREFIX].copy_from_slice(&prefix);
+}
+
+/// Cuts bytes into pieces of at most [`PIECE`] bytes. Each piece has memory of its own: the memory of a piece
+/// is free once the piece was sent, while a slice would keep the whole.
+#[must_use]
+pub fn pieces(bytes: Bytes) -> VecDeque<Bytes> {
+    if bytes.len() <= PIECE {
+        return [bytes].into();
+    }
+    bytes.chunks(PIECE).map(Bytes::copy_from_slice).collect()
 }
 
 fn prefix_of(length: usize) -> [u8; PREFIX] {

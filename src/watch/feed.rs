@@ -16,9 +16,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
 use crate::byte_account::HeldBytes;
+use crate::downstream::stream_budget::FREE;
 use crate::identity::MemberId;
 use crate::upstream::bidi::{BidiEvent, UnfinishedMessageTooLarge};
-use crate::watch::budget::FREE;
 use crate::watch::feed_log::{Bounds, FeedLog, FeedRead};
 use crate::watch::hub::{FeedPosition, StreamCredential, StreamLoss, WatchTraits};
 use crate::watch::upstream_stream::{SourceOpenFailure, WatchRoute, WatchSource, WatchSourceOpening};

@@ -17,10 +17,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
 use crate::credentials::{IdentityKey, UpstreamIdentity, UpstreamUser};
+use crate::downstream::stream_budget::{StreamByteBudget, StreamByteShare};
 use crate::tasks::{TaskHandle, Tasks};
 use crate::telemetry::watch_feed_metrics::WatchFeedMetrics;
 use crate::upstream::reopening_stream::StreamRoute;
-use crate::watch::budget::{WatchByteBudget, WatchByteShare};
 use crate::watch::feed::{Feed, FeedEnd};
 use crate::watch::hub::StreamCredential;
 use crate::watch::upstream_stream::WatchRoute;
@@ -45,7 +45,7 @@ pub struct WatchFeeds {
     tasks: Tasks,
     /// Number of open feeds.
     open: Rc<Cell<usize>>,
-    budget: Rc<WatchByteBudget>,
+    budget: Rc<StreamByteBudget>,
     figures: WatchFeedMetrics,
 }
 
@@ -90,7 +90,7 @@ struct FeedDriver {
 impl WatchFeeds {
     /// No feeds. `tasks` owns the tasks of feeds, `budget` limits the bytes held.
     #[must_use]
-    pub fn new(tasks: Tasks, budget: Rc<WatchByteBudget>, figures: WatchFeedMetrics) -> Rc<Self> {
+    pub fn new(tasks: Tasks, budget: Rc<StreamByteBudget>, figures: WatchFeedMetrics) -> Rc<Self> {
         Rc::new(Self { ranges: RefCell::default(), tasks, open: Rc::default(), budget, figures })
     }
 
@@ -196,7 +196,7 @@ impl OpenFeed {
             request: None,
             permit: *permit,
         };
-        let share = WatchByteShare::new(&feeds.budget);
+        let share = StreamByteShare::new(&feeds.budget, 1);
         let route = WatchRoute { stream: Rc::new(stream), home: None, floor: Rc::clone(&route.floor), share };
         let feed = Feed::open(route, create, credential);
         let driver = FeedDriver::new(Rc::clone(&feed), feeds);

@@ -5,7 +5,6 @@
 //! control reaches etcd and no other client waits; the client's departure ends the whole session; a client
 //! without any answer so far is refused when a limit leaves no room for an upstream connection.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::ops::ControlFlow;
@@ -25,6 +24,7 @@ use tokio::time::{Instant, Sleep};
 use crate::byte_account::HeldBytes;
 use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_messages::{ClientRequestItem, RequestBody, RequestMessages};
+use crate::downstream::stream_budget::{FREE, SMALL};
 use crate::downstream::watch_starts::{WatchStart, WatchStarts};
 use crate::identity::MemberId;
 use crate::members::choose::MemberTarget;
@@ -37,7 +37,6 @@ use crate::rpc::schema::MessageId;
 use crate::tasks::poll_timer::poll_timer;
 use crate::tasks::wake_gate::WakeGate;
 use crate::upstream::bidi::BidiEvent;
-use crate::watch::budget::{FREE, SMALL};
 use crate::watch::feed_joins::FeedJoins;
 use crate::watch::hub::{
     Hub, HubInput, HubOutput, HubTiming, StreamLoss, UpstreamStreamId, WatchKey, WatchStreamEnd,
@@ -463,9 +462,7 @@ impl RunningWatchSession {
                 }
                 self.has_replied = true;
                 let framed = encode(&message);
-                let large = framed.len() > SMALL;
-                let keep =
-                    large.then(|| Box::new(self.session.route.share.hold(framed.len())) as Box<dyn Any>);
+                let keep = self.session.route.share.hold_message(framed.len());
                 self.client.send(framed, keep);
             }
             HubOutput::End(end) => self.end(end.status()),

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use crate::byte_account::HeldBytes;
 use crate::credentials::LoginFailure;
 use crate::downstream::revision_watermark::RevisionWatermark;
+use crate::downstream::stream_budget::{FREE, StreamByteShare};
 use crate::identity::MemberId;
 use crate::members::choose::MemberTarget;
 use crate::members::membership::{AuthSetting, Member};
@@ -29,7 +30,6 @@ use crate::upstream::own_requests::{ReadError, local_revision};
 use crate::upstream::reopening_stream::{OpenStream, StreamRoute, StreamRules};
 use crate::upstream::resume_limiter::{QueuedResume, ResumePermit};
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
-use crate::watch::budget::{FREE, WatchByteShare};
 use crate::watch::hub::{StreamCredential, StreamLoss, WatchTraits};
 
 /// The rules of upstream Watch streams.
@@ -57,7 +57,7 @@ pub struct WatchRoute {
     /// The revision floor of the client's connection.
     pub floor: Rc<RevisionWatermark>,
     /// The client stream's share of the shard's byte budget.
-    pub share: Rc<WatchByteShare>,
+    pub share: Rc<StreamByteShare>,
 }
 
 /// A stream on the way to a member, or open.
@@ -65,7 +65,7 @@ pub struct WatchSource {
     /// Traits of the member's version.
     pub traits: WatchTraits,
     stream: OpenStream,
-    share: Rc<WatchByteShare>,
+    share: Rc<StreamByteShare>,
     /// Counts the bytes of an unfinished message.
     held: HeldBytes,
     /// The stream's turn to be resumed, and its latest end. Boxed: most streams are never resumed.

@@ -158,6 +158,8 @@ mod unproved_logins;
 #[cfg(test)]
 mod unread_answers;
 #[cfg(test)]
+mod unread_copies;
+#[cfg(test)]
 mod upstream_headers;
 #[cfg(test)]
 mod usage_limits;

@@ -15,7 +15,12 @@ use crate::words::{RANGE, WATCH, create_of, created, event, range, ranged, range
 const CREATE: &str = r#"{"create_request":{"key":"aw==","start_revision":"10"}}"#;
 
 /// Begins a JSON request on the connection of a gRPC client.
-async fn post(client: &Client, path: &str, body: &str, ends: bool) -> (ResponseFuture, SendStream<Bytes>) {
+pub(crate) async fn post(
+    client: &Client,
+    path: &str,
+    body: &str,
+    ends: bool,
+) -> (ResponseFuture, SendStream<Bytes>) {
     let mut send = client.sender().ready().await.expect("a stream");
     let request = Request::post(format!("http://keyward.test{path}"))
         .version(http::Version::HTTP_2)

@@ -16,32 +16,38 @@ use tokio::time::sleep;
 use crate::client::{Client, Stream};
 use crate::member::{Call, Member};
 use crate::rig::{Keyward, paused, settled};
-use crate::words::{LOST, RANGE, TXN, range, ranged, ranged_value};
+use crate::words::{LOST, RANGE, TXN, range, ranged, ranged_value, ranged_value_of};
 
 /// As large as etcd's default limit for a request allows, nearly.
-const LARGE: usize = 1_400_000;
+pub(crate) const LARGE: usize = 1_400_000;
 /// More than a member may send while nobody reads.
 const HUGE: usize = 5_000_000;
 const UNREAD: usize = 60;
-const MIB: i64 = 1 << 20;
+pub(crate) const MIB: i64 = 1 << 20;
 
 /// Members that answer every get: of the keys `large` and `huge` with such a value, else with a small one.
-struct Site {
-    keyward: Keyward,
-    asked: Rc<Cell<usize>>,
+pub(crate) struct Site {
+    pub(crate) keyward: Keyward,
+    pub(crate) asked: Rc<Cell<usize>>,
     writes: Rc<Cell<usize>>,
-    canceled: Rc<Cell<usize>>,
+    pub(crate) canceled: Rc<Cell<usize>>,
     members: Vec<Rc<Member>>,
 }
 
 impl Site {
-    fn of(members: u64, lines: &str) -> Self {
+    pub(crate) fn of(members: u64, lines: &str) -> Self {
+        Self::at(members, "", lines, "k")
+    }
+
+    /// The values have the key `key`.
+    pub(crate) fn at(members: u64, listener: &str, lines: &str, key: &str) -> Self {
         let tasks = Tasks::default();
         let members: Vec<_> = (1..=members).map(|id| Rc::new(Member::new(id, &tasks))).collect();
         let all: Vec<&Member> = members.iter().map(|member| &**member).collect();
-        let keyward = Keyward::configured(&all, AuthSetting::Off, lines);
+        let folder = tempfile::tempdir().expect("a folder");
+        let keyward = Keyward::at(&all, AuthSetting::Off, folder.path(), listener, lines);
         let [asked, writes, canceled] = std::array::from_fn(|_| Rc::<Cell<usize>>::default());
-        let large = [LARGE, HUGE].map(|size| encode(&ranged_value(size)));
+        let large = [LARGE, HUGE].map(|size| encode(&ranged_value_of(key, size)));
         for member in &members {
             let (member, streams, large) = (Rc::clone(member), tasks.clone(), large.clone());
             let [asked, writes, canceled] = [&asked, &writes, &canceled].map(Rc::clone);
@@ -69,7 +75,7 @@ impl Site {
         self.unread_of("large", count).await
     }
 
-    async fn unread_of(&self, key: &str, count: usize) -> (Client, Vec<Stream>) {
+    pub(crate) async fn unread_of(&self, key: &str, count: usize) -> (Client, Vec<Stream>) {
         let builder = h2::client::Builder::new();
         let client = Client::with(self.keyward.connect(), &self.keyward.tasks, &builder).await;
         let mut streams = Vec::new();
@@ -79,11 +85,12 @@ impl Site {
         (client, streams)
     }
 
-    fn given_up(&self, why: GiveUpReason) -> u64 {
+    pub(crate) fn given_up(&self, why: GiveUpReason) -> u64 {
         self.keyward.metrics.unread.given_up(why).get()
     }
 
-    fn bytes(&self) -> i64 {
+    /// The unread bytes that are counted.
+    pub(crate) fn bytes(&self) -> i64 {
         self.keyward.metrics.unread.bytes.get()
     }
 }
@@ -102,7 +109,7 @@ async fn answer(mut call: Call, [large, huge]: [Bytes; 2]) -> Result<(), crate::
 }
 
 /// Small and large gets of clients that read.
-async fn others_get_everything(site: &Site) {
+pub(crate) async fn others_get_everything(site: &Site) {
     let clients = join_all((0..4).map(|_| site.keyward.client())).await;
     for key in ["small", "large", "small", "large", "small"] {
         let calls = clients.iter().map(|client| client.call(RANGE, range(key)));

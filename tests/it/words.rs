@@ -32,7 +32,11 @@ pub(crate) fn ranged(revision: i64) -> Vec<u8> {
 
 /// A Range's answer with a value of `size` bytes.
 pub(crate) fn ranged_value(size: usize) -> Vec<u8> {
-    let kv = KeyValue { key: "k".into(), value: vec![7; size].into(), ..KeyValue::default() };
+    ranged_value_of("k", size)
+}
+
+pub(crate) fn ranged_value_of(key: &str, size: usize) -> Vec<u8> {
+    let kv = KeyValue { key: key.to_owned().into(), value: vec![7; size].into(), ..KeyValue::default() };
     RangeResponse { header: Some(header(5)), kvs: vec![kv], ..RangeResponse::default() }.encode_to_vec()
 }
 

@@ -1,0 +1,152 @@
+//! Answers that Keyward holds whole, as JSON or without their namespace, are counted until the connection has taken their
+//! last byte, and are bounded in bytes and in time like all others.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use h2::client::ResponseFuture;
+use keyward::refusal::Code;
+use keyward::telemetry::unread_metrics::GiveUpReason;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::sleep;
+
+use crate::client::Client;
+use crate::rest_http2::post;
+use crate::rig::{paused, settled};
+use crate::unread_answers::{LARGE, MIB, Site, others_get_everything};
+use crate::words::{RANGE, range};
+
+/// Gets the key `large`.
+const GET: &str = r#"{"key":"bGFyZ2U="}"#;
+const IN_TIME: &str = "[limits]\nunread_timeout = \"20s\"\n[runtime]\nshards = 1\n";
+const IN_BYTES: &str = "[limits]\nunread_buffer = \"128MiB\"\n[runtime]\nshards = 1\n";
+const UNREAD: usize = 60;
+
+/// The length of the large value as JSON.
+fn json_length() -> i64 {
+    i64::try_from(LARGE * 4 / 3).expect("small")
+}
+
+async fn http2(site: &Site) -> Client {
+    Client::with(site.keyward.connect(), &site.keyward.tasks, &h2::client::Builder::new()).await
+}
+
+async fn unread_json(client: &Client, count: usize) -> Vec<ResponseFuture> {
+    let mut asked = Vec::new();
+    for _ in 0..count {
+        asked.push(post(client, "/v3/kv/range", GET, true).await.0);
+    }
+    asked
+}
+
+/// The bytes of a body, and its end.
+async fn read_all(mut body: h2::RecvStream) -> (Vec<u8>, Result<(), h2::Error>) {
+    let mut read = Vec::new();
+    loop {
+        match body.data().await {
+            None => return (read, Ok(())),
+            Some(Err(error)) => return (read, Err(error)),
+            Some(Ok(data)) => {
+                body.flow_control().release_capacity(data.len()).expect("released");
+                read.extend_from_slice(&data);
+            }
+        }
+    }
+}
+
+#[test]
+fn unread_json_over_http2_is_counted_and_given_up_in_time() {
+    paused(async {
+        let site = Site::of(1, IN_TIME);
+        let client = http2(&site).await;
+        let answers = join_all(unread_json(&client, 3).await).await;
+        settled().await;
+        assert!(site.bytes() >= 3 * json_length() - MIB, "{} bytes", site.bytes());
+        sleep(Duration::from_secs(19)).await;
+        assert_eq!(site.given_up(GiveUpReason::ForTime), 0, "not yet");
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!(site.given_up(GiveUpReason::ForTime), 3);
+        assert_eq!(site.bytes(), 0);
+        let read = answers.into_iter().map(|answer| read_all(answer.expect("a response").into_body()));
+        for (read, end) in join_all(read).await {
+            assert!(end.is_err_and(|error| error.is_reset()) && read.len() < LARGE, "{} bytes", read.len());
+        }
+    });
+}
+
+#[test]
+fn unread_json_over_http1_is_counted_and_given_up_in_time() {
+    paused(async {
+        let site = Site::of(1, IN_TIME);
+        let mut connection = site.keyward.connect();
+        let request =
+            format!("POST /v3/kv/range HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{GET}", GET.len());
+        connection.write_all(request.as_bytes()).await.expect("room");
+        let mut head = [0; 15];
+        connection.read_exact(&mut head).await.expect("an answer");
+        assert_eq!(&head, b"HTTP/1.1 200 OK");
+        settled().await;
+        assert!(site.bytes() >= json_length() - MIB, "{} bytes", site.bytes());
+        sleep(Duration::from_secs(21)).await;
+        assert_eq!((site.given_up(GiveUpReason::ForTime), site.bytes()), (1, 0));
+        let mut rest = Vec::new();
+        connection.read_to_end(&mut rest).await.expect("the end");
+        assert!(rest.len() < LARGE, "it breaks off");
+    });
+}
+
+/// By one connection and by many.
+#[test]
+fn unread_json_stays_within_the_buffer_and_holds_up_nobody_else() {
+    for connections in [1, 16] {
+        paused(async move {
+            let site = Site::of(1, IN_BYTES);
+            let clients = join_all((0..connections).map(|_| http2(&site))).await;
+            let unread = join_all(clients.iter().map(|client| unread_json(client, UNREAD))).await;
+            settled().await;
+            assert!(site.bytes() >= 32 * MIB, "{} bytes are counted", site.bytes());
+            others_get_everything(&site).await;
+            assert!(site.bytes() <= 128 * MIB, "{} bytes", site.bytes());
+            drop((unread, clients));
+            settled().await;
+            assert_eq!(site.bytes(), 0, "all room was given back");
+        });
+    }
+}
+
+#[test]
+fn json_that_is_read_comes_whole_and_leaves_nothing() {
+    paused(async {
+        let site = Site::of(1, IN_TIME);
+        let client = http2(&site).await;
+        let answers = join_all(unread_json(&client, 3).await).await;
+        let read = answers.into_iter().map(|answer| read_all(answer.expect("a response").into_body()));
+        for (read, end) in join_all(read).await {
+            end.expect("a regular end");
+            let json: serde_json::Value = serde_json::from_slice(&read).expect("JSON");
+            assert_eq!(json["kvs"][0]["value"].as_str().map(str::len), Some(LARGE.div_ceil(3) * 4));
+        }
+        settled().await;
+        assert_eq!((site.bytes(), site.given_up(GiveUpReason::ForTime)), (0, 0));
+    });
+}
+
+/// An answer without room is not read from its member: the bytes that have arrived are dropped, and the read is repeated.
+#[test]
+fn answers_of_a_namespace_wait_at_their_member_and_not_in_memory() {
+    paused(async {
+        let site = Site::at(1, "namespace = '/n/'\n", IN_BYTES, "/n/k");
+        let (_client, streams) = site.unread_of("huge", UNREAD).await;
+        settled().await;
+        let held = site.asked.get() - site.canceled.get();
+        // Each is held twice while its prefix is taken away, and once afterwards.
+        assert!(held <= 128 / 5, "{held} of {} answers are held", site.asked.get());
+        assert!((32 * MIB..=128 * MIB).contains(&site.bytes()), "{} bytes", site.bytes());
+        let other = site.keyward.client().await;
+        let outcome = other.call(RANGE, range("huge")).await;
+        assert_eq!((outcome.end.code(), outcome.message().len() > LARGE), (Some(Code::Ok), true));
+        drop(streams);
+        settled().await;
+        assert_eq!(site.bytes(), 0);
+    });
+}
