@@ -26,6 +26,7 @@ mod routes;
 mod rpc_answer;
 mod stream_answer;
 mod websocket;
+pub mod websocket_frames;
 
 use std::rc::Rc;
 

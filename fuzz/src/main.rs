@@ -40,6 +40,8 @@ mod splice;
 mod targets;
 #[path = "../../tests/props/users_file.rs"]
 mod users_file;
+#[path = "../../tests/props/websockets.rs"]
+mod websockets;
 
 use std::sync::LazyLock;
 

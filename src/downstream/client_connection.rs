@@ -208,7 +208,7 @@ where
     let bounds =
         ConnectionBounds { pings: bounds.pings.filter(|_| speaks == ClientProtocol::Http2), ..bounds };
     let mut connection = match speaks {
-        ClientProtocol::Http1 => ServedConnection::http1(inbound, bounds, &progress, &streams, answer),
+        ClientProtocol::Http1 => ServedConnection::http1(inbound, bounds, &progress, &streams, turns, answer),
         _ => ServedConnection::http2(inbound, bounds, &progress, &streams, turns, &tasks, answer),
     };
     let preface_until = began + bounds.handshake;

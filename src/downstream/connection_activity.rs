@@ -21,6 +21,7 @@ pub struct ConnectionActivity {
     /// ended.
     idle_since: AtomicU64,
     has_called: AtomicBool,
+    is_taken_over: AtomicBool,
     is_kicked: AtomicBool,
     room_wanted: Notify,
 }
@@ -40,6 +41,7 @@ impl Default for ConnectionActivity {
             streams: AtomicUsize::default(),
             idle_since: AtomicU64::default(),
             has_called: AtomicBool::default(),
+            is_taken_over: AtomicBool::default(),
             is_kicked: AtomicBool::default(),
             room_wanted: Notify::new(),
         }
@@ -83,6 +85,17 @@ impl ConnectionActivity {
             self.idle_since.store(millis, Ordering::Relaxed);
         }
         self.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Counts the takeover of the connection by another protocol as a stream.
+    pub(super) fn begin_takeover(&self) {
+        self.is_taken_over.store(true, Ordering::Relaxed);
+        self.begin_stream();
+    }
+
+    /// True if the connection's streams are health checks, as far as no call was admitted: a takeover is none.
+    pub(super) fn has_health_checks(&self) -> bool {
+        self.has_streams() && !self.is_taken_over.load(Ordering::Relaxed)
     }
 
     /// Records an admitted call: the caller is an etcd user, or auth is off.

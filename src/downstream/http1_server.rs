@@ -9,7 +9,7 @@
 //! answer, if that comes within [`ANSWER_TIME`]; a request that lasts for as long as its client ends with it.
 
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use futures_util::future::{LocalBoxFuture, Map};
+use futures_util::future::LocalBoxFuture;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -28,6 +28,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Sleep, sleep};
 
 use crate::downstream::client_body::{AnswerBroken, ClientBody, Http1Body, Http1Bond};
+use crate::downstream::read_turns::ReadTurn;
 use crate::downstream::served_streams::ServedStreams;
 use crate::downstream::socket_progress::SocketProgress;
 use crate::downstream::watched_end::{SeenBehind, WatchedEnd};
@@ -70,22 +71,27 @@ type Http1Answer<B> = Box<dyn Fn(Request<ClientBody>) -> LocalBoxFuture<'static,
 
 /// Calls the answer to a request for hyper.
 struct AnswerService<B> {
-    answer: Http1Answer<B>,
+    answer: Rc<Http1Answer<B>>,
     bond: Rc<Http1Bond>,
+    turn: Rc<ReadTurn>,
     progress: Rc<SocketProgress>,
 }
 
-impl<B> Service<Request<Incoming>> for AnswerService<B> {
+impl<B: 'static> Service<Request<Incoming>> for AnswerService<B> {
     type Response = Response<B>;
     type Error = Infallible;
-    type Future =
-        Map<LocalBoxFuture<'static, Response<B>>, fn(Response<B>) -> Result<Response<B>, Infallible>>;
+    type Future = LocalBoxFuture<'static, Result<Response<B>, Infallible>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         self.progress.note_request();
         self.bond.reset();
         let request = request.map(|body| ClientBody::Http1(Http1Body::new(body, &self.bond)));
-        (self.answer)(request).map(Ok)
+        let (answer, turn) = (Rc::clone(&self.answer), Rc::clone(&self.turn));
+        async move {
+            poll_fn(|cx| turn.poll_request(cx)).await;
+            Ok(answer(request).await)
+        }
+        .boxed_local()
     }
 }
 
@@ -94,17 +100,24 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     B: Body<Data = Bytes, Error = AnswerBroken> + 'static,
 {
-    /// Serves `io`. A request's head has at most `head_size` bytes; the first one is noted in `progress`.
+    /// Serves `io`. A request's head has at most `head_size` bytes; the first one is noted in `progress`. A turn
+    /// begins few requests, also if many have been read.
     pub(super) fn new<F: Future<Output = Response<B>> + 'static>(
         io: T,
         head_size: u32,
         progress: &Rc<SocketProgress>,
         streams: &Rc<ServedStreams>,
+        turn: &Rc<ReadTurn>,
         answer: impl Fn(Request<ClientBody>) -> F + 'static,
     ) -> Self {
         let answer: Http1Answer<B> = Box::new(move |request| answer(request).boxed_local());
         let bond = Rc::<Http1Bond>::default();
-        let service = AnswerService { answer, bond: Rc::clone(&bond), progress: Rc::clone(progress) };
+        let service = AnswerService {
+            answer: Rc::new(answer),
+            bond: Rc::clone(&bond),
+            turn: Rc::clone(turn),
+            progress: Rc::clone(progress),
+        };
         let buffer = usize::try_from(head_size).unwrap_or(usize::MAX).max(LEAST_BUFFER);
         let io = WatchedEnd::new(io);
         let connection = Builder::new()
@@ -204,7 +217,6 @@ where
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::future::poll_fn;
     use std::io;
     use std::sync::Arc;
 
@@ -251,13 +263,14 @@ mod tests {
         let reads = Rc::default();
         let io = CountedReads(server, Rc::clone(&reads));
         let streams = ServedStreams::new(1, Arc::default());
-        let mut server = Http1Server::new(io, 16 * 1024, &Rc::default(), &streams, async |request| {
-            let body: Request<ClientBody> = request;
-            let read = body.into_body().collect().await.expect("a whole body").to_bytes();
-            let length = read.len().to_string();
-            let none = Empty::new().map_err(|never: Infallible| match never {});
-            Response::builder().header("length", length).body(none).expect("a response")
-        });
+        let mut server =
+            Http1Server::new(io, 16 * 1024, &Rc::default(), &streams, &ReadTurn::new(), async |request| {
+                let body: Request<ClientBody> = request;
+                let read = body.into_body().collect().await.expect("a whole body").to_bytes();
+                let length = read.len().to_string();
+                let none = Empty::new().map_err(|never: Infallible| match never {});
+                Response::builder().header("length", length).body(none).expect("a response")
+            });
         let (mut from, mut to) = tokio::io::split(client);
         let send = async {
             let head = format!("POST / HTTP/1.1\r\nHost: k\r\nContent-Length: {size}\r\n\r\n");

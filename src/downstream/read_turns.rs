@@ -1,10 +1,12 @@
 //! Fair reading among the connections of a shard: the bytes read from one connection per turn.
 //!
-//! Owns: the cost of a frame, the budget of a turn, and the bytes read beyond the budget. Must not know: the
-//! services served, a frame's meaning beyond its length and type.
-//! Invariants: a turn is one poll of the connection's task, begun by the connection. A turn ends between two
-//! frames. Bytes left over are delivered in later turns, in order. A connection at the end of its turn goes
-//! to the back of the runtime's queue, so every ready task runs before the connection's next turn.
+//! Owns: the cost of a frame, of a byte and of a request, the budget of a turn, and the bytes read beyond the
+//! budget. Must not know: the services served, a frame's meaning beyond its length and type.
+//! Invariants: every protocol on a client's connection is read through a [`TurnReader`]. A turn is one poll of
+//! the connection's task, begun by the connection. A turn of HTTP/2 ends between two frames. A protocol whose
+//! frames are unknown here pays for each byte the share of its smallest frames, so it needs no rule of its own.
+//! Bytes left over are delivered in later turns, in order. A connection at the end of its turn goes to the back
+//! of the runtime's queue, so every ready task runs before the connection's next turn.
 
 use std::cell::Cell;
 use std::io;
@@ -22,6 +24,9 @@ use crate::downstream::turn_length::SHORT;
 const TURN: usize = 64 * 1024;
 /// Cost of a frame beside the frame's bytes: a PING of 17 bytes is more work than 17 bytes of a value.
 const FRAME: usize = 128;
+/// Cost of a byte whose frame is unknown: the smallest frames of WebSocket and the smallest chunks of HTTP/1 have
+/// six bytes, a line of a header less.
+const BYTE: usize = FRAME / 8;
 
 const HEAD: usize = 9;
 const HEADERS: u8 = 0x1;
@@ -29,7 +34,7 @@ const HEADERS: u8 = 0x1;
 /// The rest of a connection's current budget. The connection begins a turn, the reader spends the budget.
 pub(super) struct ReadTurn {
     left: Cell<usize>,
-    /// Cost of a HEADERS frame beside the frame's bytes.
+    /// Cost of a request beside its bytes.
     request: Cell<usize>,
 }
 
@@ -50,6 +55,17 @@ impl ReadTurn {
         self.left.set(usize::MAX);
     }
 
+    /// Ready once a request may begin, which then is paid for. A request whose beginning is no frame begins
+    /// behind this.
+    pub(super) fn poll_request(&self, cx: &Context<'_>) -> Poll<()> {
+        if self.is_over() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.spend(self.request.get());
+        Poll::Ready(())
+    }
+
     fn is_over(&self) -> bool {
         self.left.get() == 0
     }
@@ -61,11 +77,12 @@ impl ReadTurn {
     }
 }
 
-/// The bytes of an HTTP/2 connection, read in turns.
+/// The bytes of a connection, read in turns.
 pub(super) struct TurnReader<T> {
     io: T,
     turn: Rc<ReadTurn>,
-    frames: FramePosition,
+    /// The position in HTTP/2's frames; `None` for any other protocol.
+    frames: Option<FramePosition>,
     /// Bytes read beyond a turn's budget.
     ahead: BytesMut,
 }
@@ -80,9 +97,28 @@ struct FramePosition {
 }
 
 impl<T> TurnReader<T> {
-    pub(super) fn new(io: T, turn: &Rc<ReadTurn>) -> Self {
+    /// Reads HTTP/2.
+    pub(super) fn http2(io: T, turn: &Rc<ReadTurn>) -> Self {
         let frames = FramePosition { payload: PREFACE, head: [0; HEAD], gathered: 0 };
-        Self { io, turn: Rc::clone(turn), frames, ahead: BytesMut::new() }
+        Self { io, turn: Rc::clone(turn), frames: Some(frames), ahead: BytesMut::new() }
+    }
+
+    /// Reads another protocol, or several after one another.
+    pub(super) fn unframed(io: T, turn: &Rc<ReadTurn>) -> Self {
+        Self { io, turn: Rc::clone(turn), frames: None, ahead: BytesMut::new() }
+    }
+}
+
+impl<T: AsyncRead + Unpin> TurnReader<T> {
+    /// Reads as many bytes as the turn's budget allows.
+    fn poll_read_unframed(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let most = (self.turn.left.get() / BYTE).max(1).min(buf.remaining());
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(most));
+        ready!(Pin::new(&mut self.io).poll_read(cx, &mut part))?;
+        let read = part.filled().len();
+        buf.advance(read);
+        self.turn.spend(read * BYTE);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -122,11 +158,13 @@ impl<T: AsyncRead + Unpin> AsyncRead for TurnReader<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { io, turn, frames, ahead } = &mut *self;
-        if turn.is_over() {
+        if self.turn.is_over() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
+        let Self { io, turn, frames: Some(frames), ahead } = &mut *self else {
+            return self.poll_read_unframed(cx, buf);
+        };
         if !ahead.is_empty() {
             let length = ahead.len().min(buf.remaining());
             let taken = frames.take(&ahead[..length], turn);
@@ -181,7 +219,7 @@ mod tests {
     fn in_turns(bytes: &[u8]) -> (TurnReader<io::Cursor<Vec<u8>>>, Rc<ReadTurn>) {
         let turn = ReadTurn::new();
         let bytes = [&[0; PREFACE], bytes].concat();
-        (TurnReader::new(io::Cursor::new(bytes), &turn), turn)
+        (TurnReader::http2(io::Cursor::new(bytes), &turn), turn)
     }
 
     /// The bytes read in one turn, with a buffer of `at_once` bytes.
@@ -214,6 +252,32 @@ mod tests {
         assert_eq!(frames_in_a_turn(HEADERS, 16 * 1024), 3);
         assert!((400..=512).contains(&frames_in_a_turn(PING, 8)));
         assert_eq!(frames_in_a_turn(DATA, 16 * 1024), 4);
+    }
+
+    #[test]
+    fn a_turn_of_another_protocol_ends_by_bytes_and_by_requests() {
+        let turn = ReadTurn::new();
+        let bytes: Vec<u8> = (0..=250).cycle().take(100_000).collect();
+        let mut reader = TurnReader::unframed(io::Cursor::new(bytes.clone()), &turn);
+        let mut read = Vec::new();
+        for at_once in [1, 7, 4096, 65_536].into_iter().cycle() {
+            let more = one_turn(&mut reader, &turn, at_once);
+            assert!(more.len() <= TURN / BYTE, "{} bytes", more.len());
+            read.extend_from_slice(&more);
+            if more.is_empty() {
+                break;
+            }
+            assert!(more.len() == TURN / BYTE || read.len() == bytes.len(), "{} bytes", more.len());
+        }
+        assert_eq!(read, bytes);
+
+        turn.begin(REQUESTS);
+        let begun = || std::future::poll_fn(|cx| turn.poll_request(cx)).now_or_never();
+        assert_eq!((0..100).map_while(|_| begun()).count(), REQUESTS);
+        let mut reader = TurnReader::unframed(io::Cursor::new(bytes), &turn);
+        assert!(reader.read(&mut [0]).now_or_never().is_none(), "the turn is over for reading too");
+        turn.begin(REQUESTS);
+        assert!(reader.read(&mut [0]).now_or_never().is_some());
     }
 
     /// The connection's task reads until no bytes come, like HTTP/2; another task runs between the turns.

@@ -76,7 +76,7 @@ impl ServedStreams {
     /// Counts a connection taken over by another protocol as one stream, until the returned guard is dropped.
     pub(super) fn occupy(self: &Rc<Self>) -> ServedStream {
         self.count.set(self.count.get() + 1);
-        self.activity.begin_stream();
+        self.activity.begin_takeover();
         ServedStream { of: Rc::clone(self), is_answered: true }
     }
 

@@ -1,19 +1,33 @@
 //! WebSocket on a JSON route: a message for each document and for each line, with the token in the subprotocol; the
 //! call ends with the connection.
 
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
 use futures_util::{SinkExt as _, StreamExt as _};
+use keyward::members::membership::AuthSetting;
+use keyward::refusal::Code;
 use keyward::tasks::Tasks;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::protocol::Role;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::{Data, OpCode};
+use tokio_tungstenite::tungstenite::protocol::frame::{Frame, FrameHeader};
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
 
 use crate::http1::told;
 use crate::member::Member;
 use crate::rest::parts;
 use crate::rig::{Keyward, log_in_with, one_member, paused, settled};
-use crate::words::{RANGE, WATCH, create_of, created, event, ranged};
+use crate::words::{RANGE, WATCH, create_of, created, event, range, ranged, ranged_value};
+
+const LOGIN: &str = "/v3/auth/authenticate";
+const LOCK: &str = "/v3lockpb.Lock/Lock";
+const LOCK_NAME: &str = r#"{"name":"bA=="}"#;
+const MIB: usize = 1 << 20;
 
 fn handshake(path: &str, fields: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{fields}\r\n")
@@ -112,5 +126,168 @@ fn a_handshake_with_a_fault_is_refused() {
         }
         settled().await;
         assert!(member.was_called_again().is_none());
+    });
+}
+
+/// A fragment of a text message.
+fn fragment(text: &str, is_first: bool, is_last: bool) -> Message {
+    let opcode = OpCode::Data(if is_first { Data::Text } else { Data::Continue });
+    let header = FrameHeader { is_final: is_last, opcode, ..FrameHeader::default() };
+    Message::Frame(Frame::from_payload(header, text.as_bytes().to_vec().into()))
+}
+
+/// The status with which the connection is closed.
+async fn closed(socket: &mut WebSocketStream<DuplexStream>) -> u16 {
+    loop {
+        match socket.next().await.expect("a Close").expect("a message") {
+            Message::Close(Some(CloseFrame { code, .. })) => return code.into(),
+            Message::Close(None) => return 0,
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_document_comes_in_fragments_and_a_large_answer_goes_in_fragments() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let mut socket = open(&keyward, "/v3/kv/range", "").await;
+        socket.send(fragment(r#"{"ke"#, true, false)).await.expect("sent");
+        socket.send(Message::Ping("p".into())).await.expect("sent");
+        socket.send(fragment("", false, false)).await.expect("sent");
+        socket.send(fragment(r#"y":"aw=="}"#, false, true)).await.expect("sent");
+        let answer = async {
+            let mut call = member.called(RANGE).await;
+            assert_eq!(call.message().await, range("k"));
+            call.reply(&ranged_value(MIB)).await;
+        };
+        let (answered, ()) = tokio::join!(json_of(&mut socket), answer);
+        let value = answered["kvs"][0]["value"].as_str().map(str::len);
+        assert_eq!(value, Some(MIB.div_ceil(3) * 4), "as one message");
+        assert!(matches!(socket.next().await, Some(Ok(Message::Close(_)))));
+    });
+}
+
+/// Forty strangers with an unfinished message of 1 MiB each.
+#[test]
+fn unfinished_messages_are_in_the_budget_of_those_who_are_nobody() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let lines = "[limits]\nreplay_buffer = \"64MiB\"\n[runtime]\nshards = 1\n";
+        let keyward = Keyward::configured(&[&member], AuthSetting::On, lines);
+        let mut sockets = Vec::new();
+        let begun = format!(r#"{{"name":"{}"#, "x".repeat(MIB));
+        let mut refused = 0;
+        for _ in 0..40 {
+            let mut socket = open(&keyward, LOGIN, "").await;
+            let sent = timeout(Duration::from_millis(100), socket.send(fragment(&begun, true, false)));
+            drop(sent.await);
+            if let Ok(Some(_)) = timeout(Duration::from_millis(1), socket.next()).await {
+                refused += 1;
+            }
+            sockets.push(socket);
+        }
+        let held = usize::try_from(keyward.metrics.request_memory.bytes.get()).expect("held");
+        assert!((8 * MIB..=17 * MIB).contains(&held), "{held} bytes are charged");
+        assert!(refused >= 20, "{refused} are refused");
+        drop(sockets);
+        settled().await;
+        assert_eq!(keyward.metrics.request_memory.bytes.get(), 0);
+    });
+}
+
+#[test]
+fn behind_the_only_document_nothing_is_read_but_pings() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let mut socket = open(&keyward, "/v3/lock/lock", "").await;
+        socket.send(Message::text(LOCK_NAME)).await.expect("sent");
+        let mut call = member.called(LOCK).await;
+        call.message().await;
+        socket.send(Message::Ping("p".into())).await.expect("sent");
+        assert_eq!(socket.next().await.expect("lives").expect("a Pong"), Message::Pong("p".into()));
+        let more = Message::binary(vec![b' '; MIB]);
+        let sent = timeout(Duration::from_secs(60), socket.send(more)).await;
+        assert!(sent.is_err(), "a second document is not read");
+        let held = keyward.metrics.request_memory.bytes.get();
+        assert!(held < 64 * 1024, "{held} bytes");
+        call.reply(&ranged(7)).await;
+        assert_eq!(json_of(&mut socket).await["header"]["revision"], json!("7"));
+    });
+}
+
+#[test]
+fn a_message_has_a_number_of_fragments_and_a_time() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let mut socket = open(&keyward, "/v3/watch", "").await;
+        socket.feed(fragment("{", true, false)).await.expect("sent");
+        for _ in 0..10_000 {
+            if socket.feed(fragment("", false, false)).await.is_err() {
+                break;
+            }
+        }
+        drop(timeout(Duration::from_secs(1), socket.flush()).await);
+        assert_eq!(closed(&mut socket).await, 1008);
+
+        let mut socket = open(&keyward, "/v3/watch", "").await;
+        // No message is begun: the stream may wait for as long as it likes.
+        sleep(Duration::from_secs(600)).await;
+        let begun = Instant::now();
+        socket.send(fragment("{", true, false)).await.expect("sent");
+        sleep(Duration::from_secs(29)).await;
+        socket.send(fragment(r#""x""#, false, false)).await.expect("sent");
+        assert_eq!(closed(&mut socket).await, 1008);
+        assert_eq!(begun.elapsed().as_secs(), 30);
+        // The client has a second to answer the Close.
+        sleep(Duration::from_secs(2)).await;
+        assert!(keyward.metrics.streams_open.get() == 0 && member.was_called_again().is_none());
+    });
+}
+
+#[test]
+fn an_upgrade_without_a_call_ends_at_the_time_of_the_first_call() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let lines = "[limits]\nfirst_call_timeout = \"5s\"\n";
+        let keyward = Keyward::configured(&[&member], AuthSetting::On, lines);
+        let began = Instant::now();
+        let mut socket = open(&keyward, LOGIN, "").await;
+        while let Some(Ok(_)) = socket.next().await {}
+        assert!((5..=7).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    });
+}
+
+/// Four strangers send fragments without a byte: how many bytes of theirs are read while another client's calls
+/// are served.
+#[test]
+fn fragments_of_strangers_leave_turns_to_others() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::configured(&[&member], AuthSetting::On, "[runtime]\nshards = 1\n");
+        let read = Rc::<Cell<usize>>::default();
+        let tasks = Tasks::default();
+        for _ in 0..4 {
+            let mut io = open(&keyward, LOGIN, "").await.into_inner();
+            let read = Rc::clone(&read);
+            let flood = async move {
+                let empty = b"\x00\x80\0\0\0\0".repeat(64);
+                io.write_all(b"\x01\x81\0\0\0\0{").await.expect("open");
+                while io.write_all(&empty).await.is_ok() {
+                    read.set(read.get() + empty.len());
+                }
+            };
+            tasks.spawn("a flood", flood).detach();
+        }
+        let client = keyward.client().await;
+        let before = read.get();
+        for _ in 0..10 {
+            let outcome = client.call("/grpc.health.v1.Health/Check", Vec::new()).await;
+            assert_eq!(outcome.end.code(), Some(Code::Ok));
+        }
+        let during = read.get() - before;
+        assert!(during > 0, "they flood on");
+        // A call takes some dozens of turns.
+        assert!(during <= 4 * 10 * 50 * 4096, "{during} bytes of frames during 10 calls");
     });
 }

@@ -41,3 +41,5 @@ mod targets;
 mod txns;
 #[cfg(test)]
 mod users_file;
+#[cfg(test)]
+mod websockets;

@@ -5,6 +5,7 @@
 
 use crate::{
     authorities, canonical, choices::Choices, frames, gzip, hub, json, jwts, proxied, splice, users_file,
+    websockets,
 };
 
 /// Takes any bytes.
@@ -21,6 +22,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("proxied", |input| one_of(input, &proxied::TARGETS)),
     ("users_file", |input| one_of(input, &users_file::TARGETS)),
     ("splice", |input| one_of(input, &splice::TARGETS)),
+    ("websockets", |input| one_of(input, &websockets::TARGETS)),
     ("hub", hub::survives_anybody),
 ];
 

@@ -1,7 +1,8 @@
 //! The protocol spoken on a client connection: HTTP/2 or HTTP/1.
 //!
-//! Owns: HTTP/2's settings towards clients, the budget of a turn, and the last words to a client that floods.
-//! Must not know: the services served, the reasons for a connection's end.
+//! Owns: HTTP/2's settings towards clients, the turns, and the last words to a client that floods.
+//! Must not know: the services served, the reasons for a connection's end. Invariant: whatever protocol is
+//! spoken, a poll of the connection is one turn, and its bytes come through a [`TurnReader`].
 
 use std::future::Future;
 use std::rc::Rc;
@@ -39,21 +40,32 @@ const CALM: &[u8] = b"\0\0\x17\x07\0\0\0\0\0\x7f\xff\xff\xff\0\0\0\x0btoo_many_r
 /// Time for the client to read the GOAWAY.
 const FAREWELL: Duration = Duration::from_millis(250);
 
-/// A connection in service. `answer` is called for each request.
-pub(super) enum ServedConnection<T, S, F, B>
+/// A connection in service, with its turns. `answer` is called for each request.
+pub(super) struct ServedConnection<T, S, F, B>
 where
     B: ReplyBody + 'static,
 {
-    Http1(Box<Http1Server<PausableReader<T>, B>>),
+    protocol: ServedProtocol<T, S, F, B>,
+    length: TurnLength,
+    turn: Rc<ReadTurn>,
+}
+
+/// The bytes of any protocol: read in turns, and not while too many streams are in service.
+type InTurns<T> = PausableReader<TurnReader<T>>;
+
+enum ServedProtocol<T, S, F, B>
+where
+    B: ReplyBody + 'static,
+{
+    /// HTTP/1, and the protocol that takes over its connection.
+    Http1(Box<Http1Server<InTurns<T>, B>>),
     Http2(Box<Http2Connection<T, S, F, B>>),
 }
 
-/// An HTTP/2 connection, with its turns and its last words.
-pub(super) struct Http2Connection<T, S, F, B> {
-    server: Http2Server<Coalesce<PausableReader<TurnReader<T>>>, S, F, B>,
-    length: TurnLength,
-    turn: Rc<ReadTurn>,
-    last_words: FinalMessage<PausableReader<TurnReader<T>>>,
+/// An HTTP/2 connection, with its last words.
+struct Http2Connection<T, S, F, B> {
+    server: Http2Server<Coalesce<InTurns<T>>, S, F, B>,
+    last_words: FinalMessage<InTurns<T>>,
 }
 
 impl<T, S, F, B> ServedConnection<T, S, F, B>
@@ -63,16 +75,20 @@ where
     F: Future<Output = Response<B>> + Unpin + 'static,
     B: ReplyBody + Unpin + 'static,
 {
-    /// Serves HTTP/1.
+    /// Serves HTTP/1. `turns` counts the connection's turns.
     pub(super) fn http1(
         io: T,
         bounds: ConnectionBounds,
         progress: &Rc<SocketProgress>,
         streams: &Rc<ServedStreams>,
+        turns: ShardTurns,
         answer: S,
     ) -> Self {
-        let io = PausableReader::new(io, streams);
-        Self::Http1(Box::new(Http1Server::new(io, bounds.header_size, progress, streams, answer)))
+        let turn = ReadTurn::new();
+        let io = PausableReader::new(TurnReader::unframed(io, &turn), streams);
+        let server = Http1Server::new(io, bounds.header_size, progress, streams, &turn, answer);
+        let protocol = ServedProtocol::Http1(Box::new(server));
+        Self { protocol, length: TurnLength::new(turns), turn }
     }
 
     /// Serves HTTP/2. The connection's writes are sent by a task among `tasks`; `turns` counts its turns.
@@ -86,23 +102,25 @@ where
         answer: S,
     ) -> Self {
         let turn = ReadTurn::new();
-        let (io, flusher) = coalesce(PausableReader::new(TurnReader::new(io, &turn), streams));
+        let (io, flusher) = coalesce(PausableReader::new(TurnReader::http2(io, &turn), streams));
         tasks.spawn("downstream flusher", flusher).detach();
         let last_words = io.inner().last_words();
         let interval = bounds.pings.map(|pings| pings.interval);
         let server = Http2Server::new(&settings(bounds), io.into_inner(), interval, progress, answer);
-        let length = TurnLength::new(turns);
-        Self::Http2(Box::new(Http2Connection { server, length, turn, last_words }))
+        let protocol = ServedProtocol::Http2(Box::new(Http2Connection { server, last_words }));
+        Self { protocol, length: TurnLength::new(turns), turn }
     }
 
     /// Serves the connection until its end. If `leaves`, no new requests are accepted, and the connection
     /// ends with its open requests. Cancel-safe.
     pub(super) fn poll_serve(&mut self, cx: &mut Context<'_>, leaves: bool) -> Poll<ClientConnectionEnd> {
-        match self {
-            Self::Http1(server) => server.poll_serve(cx, leaves).map(|()| ClientConnectionEnd::Well),
-            Self::Http2(connection) => {
-                let length = connection.length.begin();
-                connection.turn.begin(length);
+        let length = self.length.begin();
+        self.turn.begin(length);
+        match &mut self.protocol {
+            ServedProtocol::Http1(server) => {
+                server.poll_serve(cx, leaves).map(|()| ClientConnectionEnd::Well)
+            }
+            ServedProtocol::Http2(connection) => {
                 connection.server.poll_serve(cx, length, leaves).map(how_it_ended)
             }
         }
@@ -110,8 +128,8 @@ where
 
     /// Tells a client that resets too many streams to be calm, and discards its further bytes.
     pub(super) async fn say_farewell(&self) {
-        if let Self::Http2(connection) = self {
-            connection.turn.lift();
+        if let ServedProtocol::Http2(connection) = &self.protocol {
+            self.turn.lift();
             drop(timeout(FAREWELL, connection.last_words.say(CALM)).await);
         }
     }

@@ -154,7 +154,7 @@ impl ConnectionShutdown {
         if activity.has_called() {
             return None;
         }
-        if activity.has_streams() {
+        if activity.has_health_checks() {
             // Only health checks are running: keep the connection, and check again later.
             self.first_call = Some((first_call.0, Instant::now()));
             return None;
