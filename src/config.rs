@@ -20,6 +20,7 @@ mod environment;
 mod findings;
 mod known_keys;
 mod mapping_rules;
+pub mod memory_budgets;
 mod outage_times;
 mod own_hosts;
 pub mod policy_document;
@@ -132,6 +133,8 @@ pub struct Config {
     pub drain: Drain,
     /// Threads.
     pub runtime: Runtime,
+    /// The limit of the operating system on the process's memory, in bytes, when the configuration was read.
+    pub memory_limit: Option<u64>,
     /// Every file read beside the configuration itself.
     pub files: Arc<[PathBuf]>,
     /// The first 16 hexadecimal digits of the SHA-256 of the configuration's text, so that operators can tell

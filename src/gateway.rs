@@ -65,6 +65,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::audit::log::AuditLog;
+use crate::config::memory_budgets::BLOCKED_REQUEST_MEMORY;
 use crate::config::{Config, Listener, OnExpiry};
 use crate::downstream::connection_activity::ConnectionActivity;
 use crate::downstream::request_memory::{
@@ -103,10 +104,6 @@ use crate::upstream::send::UpstreamClient;
 use crate::usage::refusal_pace::RefusalPace;
 use crate::usage::register::UsageRegister;
 use crate::watch::feeds::WatchFeeds;
-
-/// Memory for the requests of blocked calls (Lock, Campaign, Observe), per shard: a name, a lease, perhaps a
-/// value each. The effective limit is never below a single request of the largest size.
-const BLOCKED_REQUEST_MEMORY: usize = 8 * 1024 * 1024;
 
 /// The largest message of a request answered without identifying the caller, such as a login with a name and
 /// a password.

@@ -6,6 +6,7 @@ pub mod http2_body;
 pub mod http_get;
 pub mod kill_switch;
 pub mod listening_sockets;
+pub mod memory_limit;
 pub mod service_manager;
 pub mod socket_passing;
 mod write_buffer;

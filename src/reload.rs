@@ -287,6 +287,7 @@ pub fn show_accepted(metrics: &Metrics, config: &Config) {
         ("limits.replay_buffer", config.limits.replay_buffer),
         ("limits.unread_buffer", config.limits.unread.buffer),
         ("watch.buffer", config.watch.buffer),
+        ("memory budgets", config.memory_budget()),
     ]);
 }
 

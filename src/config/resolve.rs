@@ -34,6 +34,7 @@ use std::time::Duration;
 use zeroize::Zeroize;
 
 use super::findings::{ConfigFaults, ConfigFindings, ConfigWarning};
+use super::memory_budgets::BudgetDefaults;
 use super::setting_place::SettingSource;
 use super::toml_file::{self, TomlFile};
 
@@ -72,19 +73,30 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 #[cfg(test)]
 pub(super) fn parse(text: &str, folder: &Path) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
     let (file, findings) = super::toml_parse::read(text);
-    resolve(file, findings, folder, BTreeSet::new(), "")
+    resolve(file, findings, folder, BTreeSet::new(), "", None)
+}
+
+/// Parses a configuration text for a process with a limit on its memory.
+#[cfg(test)]
+pub(super) fn within(
+    text: &str,
+    memory_limit: Option<u64>,
+) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
+    let (file, findings) = super::toml_parse::read(text);
+    resolve(file, findings, Path::new(""), BTreeSet::new(), "", memory_limit)
 }
 
 /// Resolves a mirror. `files` are the files read so far, `digest` identifies the texts; relative names of the
-/// configuration file are relative to `folder`.
+/// configuration file are relative to `folder`. The process has `memory_limit` bytes.
 pub(super) fn resolve(
     file: Option<TomlFile>,
     findings: ConfigFindings,
     folder: &Path,
     files: BTreeSet<PathBuf>,
     digest: &str,
+    memory_limit: Option<u64>,
 ) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
-    let mut resolver = Resolver { folder, findings, files };
+    let mut resolver = Resolver { folder, findings, files, memory_limit };
     let config = file.and_then(|file| resolver.config(file, digest.into()));
     resolver.findings.conclude(config)
 }
@@ -94,6 +106,7 @@ struct Resolver<'a> {
     folder: &'a Path,
     findings: ConfigFindings,
     files: BTreeSet<PathBuf>,
+    memory_limit: Option<u64>,
 }
 
 impl Resolver<'_> {
@@ -135,6 +148,7 @@ impl Resolver<'_> {
             trace: trace.map(Arc::new),
             drain: self.drain(file.drain),
             runtime: self.runtime(file.runtime),
+            memory_limit: self.memory_limit,
             cluster: Arc::new(cluster),
             users: Arc::new(rows.users),
             audit: self.audit(file.audit, replica).map(Arc::new),
@@ -154,7 +168,8 @@ impl Resolver<'_> {
         if !idle.is_zero() && idle < LEAST_IDLE {
             self.findings.fault(path, format!("must be 0s or at least {LEAST_IDLE:?}"));
         }
-        let buffer = self.size("watch.buffer", watch.buffer, 512 * MIB, MIB..=1024 * GIB);
+        let default = BudgetDefaults::within(self.memory_limit).streams;
+        let buffer = self.size("watch.buffer", watch.buffer, default, MIB..=1024 * GIB);
         let path = "watch.share_from";
         let share_from = self.count(path, watch.share_from, 4, 0..=1_000_000);
         if share_from == 1 {
@@ -186,7 +201,12 @@ impl Resolver<'_> {
                 MOMENT..=DAY,
             ),
             connection_age: self.optional_duration("limits.connection_age", limits.connection_age, HOUR),
-            replay_buffer: self.size("limits.replay_buffer", limits.replay_buffer, 256 * MIB, 0..=64 * GIB),
+            replay_buffer: self.size(
+                "limits.replay_buffer",
+                limits.replay_buffer,
+                BudgetDefaults::within(self.memory_limit).requests,
+                0..=64 * GIB,
+            ),
             certificate_connections: self.count(
                 "limits.certificate_connections",
                 limits.certificate_connections,

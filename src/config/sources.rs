@@ -20,6 +20,7 @@ use super::source_text::{INCLUDE, SourceTexts};
 use super::toml_file::TomlFile;
 use super::toml_parse::{join, read_table};
 use super::{Config, resolve};
+use crate::io::memory_limit;
 
 pub use super::environment::FlagSetting;
 
@@ -91,7 +92,7 @@ impl ConfigSources {
     pub fn load(&self) -> Result<(Config, Vec<ConfigWarning>), ConfigFaults> {
         let MergedSources { file, findings, files, digest } = self.merge();
         let folder = self.file.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
-        resolve::resolve(file, findings, folder, files, &digest)
+        resolve::resolve(file, findings, folder, files, &digest, memory_limit::of_process())
     }
 
     /// The mirror of all sources, and the findings so far.

@@ -16,6 +16,7 @@ use http::HeaderMap;
 use prometheus_client::metrics::counter::Counter;
 
 use crate::byte_account::{ByteAccount, ByteShare, HeldBytes};
+use crate::config::memory_budgets::UNAUTHENTICATED_PART;
 use crate::telemetry::request_memory_metrics::RequestMemoryMetrics;
 
 /// Bytes charged for a request beside header list and message: HTTP/2's stream state, the task and the access
@@ -28,9 +29,6 @@ const FIELD: usize = 128;
 const RESERVE: usize = 16 * 1024;
 /// Divisor: a connection may hold at most a third of the account's free bytes.
 const OF_WHAT_IS_FREE: usize = 3;
-/// Divisor: unauthenticated clients together may hold at most a quarter of the limit for authenticated
-/// clients.
-const UNAUTHENTICATED_PART: usize = 4;
 
 /// The account charged for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -45,6 +45,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         access_log: read.access_log,
         drain: read.drain,
         runtime: current.runtime,
+        memory_limit: read.memory_limit,
         files: read.files,
         digest: read.digest,
     }

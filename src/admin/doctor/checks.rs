@@ -86,6 +86,7 @@ impl DoctorInputs<'_> {
         self.connections(&mut findings);
         stored_policy::check(self.config, self.stored_policy, &mut findings);
         self.limits(&mut findings);
+        self.memory_budgets(&mut findings);
         reloads::check(self.reload, &mut findings);
         findings.into_report()
     }
@@ -95,6 +96,7 @@ impl DoctorInputs<'_> {
         let mut findings = DoctorFindings::default();
         certificates::check(self.config, self.now, &mut findings);
         exposure::check(self.config, &mut findings);
+        self.memory_budgets(&mut findings);
         if dialled {
             self.whole_cluster(&mut findings);
         }

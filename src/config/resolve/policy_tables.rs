@@ -40,7 +40,8 @@ pub fn policy(
     issuers: &[Arc<str>],
 ) -> Result<(PolicyDocument, Vec<ConfigWarning>), ConfigFaults> {
     let (file, findings) = toml_parse::read(text);
-    let mut resolver = Resolver { folder: Path::new(""), findings, files: Default::default() };
+    let mut resolver =
+        Resolver { folder: Path::new(""), findings, files: Default::default(), memory_limit: None };
     let names = PeerNames::of(listeners, issuers.to_vec());
     let document = file.map(|file| resolver.policy_document(text, file, &names));
     resolver.findings.conclude(document)
@@ -55,8 +56,12 @@ pub fn peer_pattern(
     listeners: &[Arc<Listener>],
     issuers: &[Arc<str>],
 ) -> Result<PeerPattern, ConfigFaults> {
-    let mut resolver =
-        Resolver { folder: Path::new(""), findings: Default::default(), files: Default::default() };
+    let mut resolver = Resolver {
+        folder: Path::new(""),
+        findings: Default::default(),
+        files: Default::default(),
+        memory_limit: None,
+    };
     let pattern = resolver.peer("peer", text, &PeerNames::of(listeners, issuers.to_vec()));
     resolver.findings.conclude(pattern).map(|(pattern, _)| pattern)
 }

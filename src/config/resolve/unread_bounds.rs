@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use super::{DAY, GIB, MIB, Resolver, SECOND};
 use crate::config::UnreadLimits;
+use crate::config::memory_budgets::BudgetDefaults;
 
 impl Resolver<'_> {
     pub(super) fn unread(&mut self, buffer: Option<String>, timeout: Option<String>) -> UnreadLimits {
-        let buffer = self.size("limits.unread_buffer", buffer, 512 * MIB, 16 * MIB..=1024 * GIB);
+        let default = BudgetDefaults::within(self.memory_limit).unread;
+        let buffer = self.size("limits.unread_buffer", buffer, default, 16 * MIB..=1024 * GIB);
         let minute = Duration::from_secs(60);
         let timeout = self.duration("limits.unread_timeout", timeout, minute, SECOND..=DAY);
         UnreadLimits { buffer, timeout }

@@ -18,6 +18,12 @@ use super::connection::{Block, Connection, Reading};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
+/// A call that anybody may make.
+const LOGIN: &str = "/v3/auth/authenticate";
+/// First bytes of frames of WebSocket.
+const WEB_SOCKET_CONTINUATION: u8 = 0;
+const WEB_SOCKET_TEXT: u8 = 1;
+const WEB_SOCKET_PING: u8 = 0x89;
 const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// The authority that a Go client of exactly 3.5.0 sends, which HTTP/2 has no word for.
 const ODD_AUTHORITY: &str = "#initially=[127.0.0.1:2379]";
@@ -37,6 +43,16 @@ pub(crate) enum Attack {
     UnreadGets { connections: usize, gets: usize },
     /// The same with lists.
     UnreadLists { connections: usize, lists: usize },
+    /// Gets of a large key as JSON, over HTTP/2, whose answers are never read.
+    UnreadJson { connections: usize, gets: usize },
+    /// The same over HTTP/1.1: a get for each connection.
+    UnreadHttp1 { gets: usize },
+    /// Fragments of WebSocket without a byte, without a pause, by nobody.
+    EmptyFragments,
+    /// Pings of WebSocket without a pause, by nobody.
+    WebSocketPings,
+    /// Unfinished messages of WebSocket with 4 MiB each, by nobody.
+    UnfinishedMessages { connections: usize },
     /// HEADERS, DATA, RST_STREAM of a Range, by a user who is logged in.
     ResetRanges,
     /// HEADERS and RST_STREAM without a token.
@@ -71,6 +87,11 @@ impl Attack {
             Attack::Calm => "none".into(),
             Attack::UnreadGets { connections, gets } => format!("{gets} unread gets x {connections}"),
             Attack::UnreadLists { connections, lists } => format!("{lists} unread lists x {connections}"),
+            Attack::UnreadJson { connections, gets } => format!("{gets} unread JSON x {connections}"),
+            Attack::UnreadHttp1 { gets } => format!("{gets} unread by HTTP/1.1"),
+            Attack::EmptyFragments => "empty fragments x 4".into(),
+            Attack::WebSocketPings => "WebSocket Pings x 2".into(),
+            Attack::UnfinishedMessages { connections } => format!("{connections} unfinished messages"),
             Attack::ResetRanges => "reset Ranges x 2".into(),
             Attack::ResetUnauthenticated => "reset without login x 2".into(),
             Attack::ResetWatches => "reset Watches x 2".into(),
@@ -89,8 +110,15 @@ impl Attack {
         let made = Arc::new(AtomicU64::new(0));
         let attackers = match self {
             Attack::Calm => 0,
-            Attack::UnreadGets { connections, .. } | Attack::UnreadLists { connections, .. } => connections,
-            Attack::HeadersOnly { .. } | Attack::HealthWatches { .. } | Attack::IdleConnections { .. } => 1,
+            Attack::UnreadGets { connections, .. }
+            | Attack::UnreadLists { connections, .. }
+            | Attack::UnreadJson { connections, .. } => connections,
+            Attack::EmptyFragments => 4,
+            Attack::HeadersOnly { .. }
+            | Attack::HealthWatches { .. }
+            | Attack::IdleConnections { .. }
+            | Attack::UnreadHttp1 { .. }
+            | Attack::UnfinishedMessages { .. } => 1,
             _ => 2,
         };
         let threads = (0..attackers).map(|_| {
@@ -146,6 +174,47 @@ impl Attacker {
             Attack::Calm => Ok(()),
             Attack::UnreadGets { gets, .. } => self.unread(gets, &range(LARGE_KEY, "")),
             Attack::UnreadLists { lists, .. } => self.unread(lists, &range(LIST.0, LIST.1)),
+            Attack::UnreadJson { gets, .. } => {
+                let block = Block::json("/v3/kv/range").with("authorization", &self.token);
+                self.unread_with(gets, |connection| {
+                    let stream = connection.headers(block.bytes(), false);
+                    connection.data(stream, json_range(LARGE_KEY).as_bytes());
+                })
+            }
+            Attack::UnreadHttp1 { gets } => {
+                let (body, token) = (json_range(LARGE_KEY), &self.token);
+                let length = body.len();
+                let request = format!(
+                    "POST /v3/kv/range HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\n\
+                     Content-Length: {length}\r\n\r\n{body}"
+                );
+                self.each_held(gets, || Connection::http1(self.address, &request, Reading::Nothing))
+            }
+            Attack::EmptyFragments => {
+                let mut is_begun = false;
+                self.flood_of(
+                    Connection::web_socket(self.address, LOGIN, Reading::Everything)?,
+                    |connection| {
+                        if !std::mem::replace(&mut is_begun, true) {
+                            connection.web_socket_frame(WEB_SOCKET_TEXT, b"{");
+                        }
+                        connection.empty_web_socket_frame(WEB_SOCKET_CONTINUATION);
+                    },
+                )
+            }
+            Attack::WebSocketPings => {
+                let connection = Connection::web_socket(self.address, LOGIN, Reading::Everything)?;
+                self.flood_of(connection, |connection| connection.empty_web_socket_frame(WEB_SOCKET_PING))
+            }
+            Attack::UnfinishedMessages { connections } => {
+                let begun = [b"{\"name\":\"".as_slice(), &vec![b'x'; 4 * 1024 * 1024]].concat();
+                self.each_held(connections, || {
+                    let mut connection = Connection::web_socket(self.address, LOGIN, Reading::Nothing)?;
+                    connection.web_socket_frame(WEB_SOCKET_TEXT, &begun);
+                    connection.flush()?;
+                    Ok(connection)
+                })
+            }
             Attack::ResetRanges => {
                 let (block, message) = (self.block(RANGE), range("/a/small", ""));
                 self.flood(|connection| {
@@ -198,10 +267,17 @@ impl Attacker {
     /// Opens a connection, makes so many requests, and reads nothing until told to stop.
     fn unread(&self, requests: usize, message: &[u8]) -> std::io::Result<()> {
         let block = self.block(RANGE);
-        let mut connection = Connection::open(self.address, Reading::Nothing)?;
-        for _ in 0..requests {
+        self.unread_with(requests, |connection| {
             let stream = connection.headers(block.bytes(), false);
             connection.message(stream, message, true);
+        })
+    }
+
+    /// The same with requests that `ask` writes.
+    fn unread_with(&self, requests: usize, ask: impl Fn(&mut Connection)) -> std::io::Result<()> {
+        let mut connection = Connection::open(self.address, Reading::Nothing)?;
+        for _ in 0..requests {
+            ask(&mut connection);
         }
         self.made.fetch_add(requests as u64, Ordering::Relaxed);
         while !self.is_stopped() {
@@ -212,8 +288,15 @@ impl Attacker {
     }
 
     /// Writes as fast as the server reads.
-    fn flood(&self, mut write: impl FnMut(&mut Connection)) -> std::io::Result<()> {
-        let mut connection = Connection::open(self.address, Reading::Everything)?;
+    fn flood(&self, write: impl FnMut(&mut Connection)) -> std::io::Result<()> {
+        self.flood_of(Connection::open(self.address, Reading::Everything)?, write)
+    }
+
+    fn flood_of(
+        &self,
+        mut connection: Connection,
+        mut write: impl FnMut(&mut Connection),
+    ) -> std::io::Result<()> {
         while !self.is_stopped() && !connection.is_used_up() {
             while connection.waiting() < BATCH {
                 write(&mut connection);
@@ -249,12 +332,21 @@ impl Attacker {
     }
 
     fn idle(&self, count: usize) -> std::io::Result<()> {
+        self.each_held(count, || Connection::open(self.address, Reading::Nothing))
+    }
+
+    /// Opens so many connections and holds them.
+    fn each_held(&self, count: usize, open: impl Fn() -> std::io::Result<Connection>) -> std::io::Result<()> {
         let mut connections = Vec::new();
         while !self.is_stopped() {
             if connections.len() < count {
-                connections.push(Connection::open(self.address, Reading::Nothing)?);
+                connections.push(open()?);
                 self.made.fetch_add(1, Ordering::Relaxed);
             } else {
+                for connection in &mut connections {
+                    // One that the server has ended stays ended.
+                    drop(connection.flush());
+                }
                 self.pause();
             }
         }
@@ -273,6 +365,10 @@ impl Attacker {
     fn pause(&self) {
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+fn json_range(key: &str) -> String {
+    format!(r#"{{"key":"{}"}}"#, data_encoding::BASE64.encode(key.as_bytes()))
 }
 
 fn range(key: &str, range_end: &str) -> Vec<u8> {

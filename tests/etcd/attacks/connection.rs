@@ -1,4 +1,4 @@
-//! A raw HTTP/2 connection for an attacker: frames are written as they are given.
+//! A raw connection for an attacker, of HTTP/2, HTTP/1.1 or WebSocket: frames are written as they are given.
 //!
 //! Owns: the socket and the encoding of frames. Must not know which attack it serves, nor who is attacked. Invariants: writes are
 //! blocking and bounded by a time limit, so that an attacker whose victim stops reading ends with its attack; the encoder uses no
@@ -50,6 +50,14 @@ pub(crate) struct Connection {
 impl Connection {
     /// Connects and sends the HTTP/2 preface with empty SETTINGS: default windows of 65,535 bytes.
     pub(crate) fn open(address: SocketAddr, reading: Reading) -> Result<Connection> {
+        let mut connection = Self::connect(address, reading)?;
+        connection.out.extend_from_slice(PREFACE);
+        connection.frame(SETTINGS, 0, 0, &[]);
+        connection.flush()?;
+        Ok(connection)
+    }
+
+    fn connect(address: SocketAddr, reading: Reading) -> Result<Connection> {
         let socket = TcpStream::connect_timeout(&address, Duration::from_secs(2))?;
         socket.set_nodelay(true)?;
         socket.set_write_timeout(Some(WRITE_LIMIT))?;
@@ -60,11 +68,45 @@ impl Connection {
                 while reader.read(&mut discarded).is_ok_and(|count| count > 0) {}
             });
         }
-        let mut connection = Connection { socket, next_stream: 1, out: Vec::new() };
-        connection.out.extend_from_slice(PREFACE);
-        connection.frame(SETTINGS, 0, 0, &[]);
+        Ok(Connection { socket, next_stream: 1, out: Vec::new() })
+    }
+
+    /// Connects and opens a WebSocket on a path: what is written then are its frames.
+    pub(crate) fn web_socket(address: SocketAddr, path: &str, reading: Reading) -> Result<Connection> {
+        Self::http1(
+            address,
+            &format!(
+                "GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+                 Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+            ),
+            reading,
+        )
+    }
+
+    /// Connects and sends a request of HTTP/1.1.
+    pub(crate) fn http1(address: SocketAddr, request: &str, reading: Reading) -> Result<Connection> {
+        let mut connection = Self::connect(address, reading)?;
+        connection.out.extend_from_slice(request.as_bytes());
         connection.flush()?;
         Ok(connection)
+    }
+
+    /// A frame of a WebSocket, with a mask of zeros.
+    pub(crate) fn web_socket_frame(&mut self, first: u8, payload: &[u8]) {
+        self.out.extend_from_slice(&[first, 0xff]);
+        self.out.extend_from_slice(&(payload.len() as u64).to_be_bytes());
+        self.out.extend_from_slice(&[0; 4]);
+        self.out.extend_from_slice(payload);
+    }
+
+    /// A frame of a WebSocket without a byte: the shortest there is.
+    pub(crate) fn empty_web_socket_frame(&mut self, first: u8) {
+        self.out.extend_from_slice(&[first, 0x80, 0, 0, 0, 0]);
+    }
+
+    /// The body of a request, as it is.
+    pub(crate) fn data(&mut self, stream: u32, body: &[u8]) {
+        self.frame(DATA, END_STREAM, stream, body);
     }
 
     /// A new stream's HEADERS, cut into CONTINUATION frames where the block is larger than a frame. Returns the stream.
@@ -151,6 +193,18 @@ impl Drop for Connection {
 pub(crate) struct Block(Vec<u8>);
 
 impl Block {
+    /// The fields of every JSON request.
+    pub(crate) fn json(path: &str) -> Block {
+        let fields = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", path),
+            (":authority", "127.0.0.1"),
+            ("content-type", "application/json"),
+        ];
+        fields.iter().fold(Block::default(), |block, (name, value)| block.with(name, value))
+    }
+
     /// The fields of every gRPC request.
     pub(crate) fn grpc(path: &str, authority: &str) -> Block {
         let fields = [

@@ -1,12 +1,34 @@
-//! Checks of limits on usage, and of shedding.
+//! Checks of limits on usage, of shedding, and of the memory budgets.
 //!
-//! Owns: the words for limits. Must not know: how usage is counted. Invariant: a limit that refuses now and
-//! then does its work, and is no finding.
+//! Owns: the words for limits. Must not know: how usage and memory are counted. Invariant: a limit that refuses
+//! now and then does its work, and is no finding.
 
 use super::{DoctorFindings, DoctorInputs};
 use crate::usage::exceeded::{LimitKind, LimitScope};
 
 impl DoctorInputs<'_> {
+    /// Checks that the process's memory has room for its budgets, and as much again as a third of them for
+    /// connections and the allocator.
+    pub(super) fn memory_budgets(&self, findings: &mut DoctorFindings) {
+        let Some(limit) = self.config.memory_limit else { return };
+        let budgets = self.config.memory_budgets();
+        let sum = self.config.memory_budget() as u64;
+        if sum <= limit / 4 * 3 {
+            return;
+        }
+        let rows = budgets.iter().filter(|budget| budget.bytes > 0);
+        let rows: Vec<_> = rows.map(|row| format!("{} {} MiB", row.key, row.bytes >> 20)).collect();
+        let what = format!(
+            "clients may make Keyward hold {} MiB ({}), and its control group allows {} MiB",
+            sum >> 20,
+            rows.join(", "),
+            limit >> 20
+        );
+        let fix = "raise the memory limit of the service or the pod, or take the keys out of the configuration: \
+                   their defaults fit the limit";
+        findings.warning("memory_budgets", "limits", what, fix);
+    }
+
     /// Checks for limits that refuse all the time, and for shedding.
     pub(super) fn limits(&self, findings: &mut DoctorFindings) {
         for exceeded in self.constant_limits {

@@ -35,6 +35,7 @@ struct Scene {
     root_holders: RootHolders,
     connections: ConnectionOccupancy,
     constant_limits: Vec<Exceeded>,
+    memory_limit: Option<u64>,
 }
 
 fn member(id: u64) -> Member {
@@ -97,6 +98,7 @@ impl Scene {
             root_holders: RootHolders::default(),
             connections: ConnectionOccupancy { open: 100, ..ConnectionOccupancy::default() },
             constant_limits: Vec::new(),
+            memory_limit: None,
         }
     }
 
@@ -135,7 +137,8 @@ impl Scene {
             tls(self.folder.path())
         );
         std::fs::write(&path, text).unwrap();
-        let (config, _) = crate::config::load(&path).unwrap();
+        let (mut config, _) = crate::config::load(&path).unwrap();
+        config.memory_limit = self.memory_limit;
         DoctorInputs {
             now: *NOW,
             config: &config,
@@ -563,6 +566,22 @@ fn what_could_not_be_looked_at_is_said() {
     let report = scene.report();
     assert_eq!((report.worst(), report.unseen.len()), (Some(Severity::Note), 3), "{report}");
     assert!(report.to_string().contains("nothing found in what could be looked at\n"));
+}
+
+#[test]
+fn budgets_above_the_memory_of_the_process_are_told() {
+    let within = |limit| {
+        let mut scene = Scene::new();
+        let budgets = "limits.unread_buffer = '1GiB'\nwatch.buffer = '512MiB'\n\
+                       limits.replay_buffer = '256MiB'\nruntime.shards = 1\n";
+        scene.lines.insert_str(0, budgets);
+        scene.memory_limit = limit;
+        scene
+    };
+    within(None).finds(&[]);
+    within(Some(2500 * MIB)).finds(&[]);
+    let told = within(Some(2048 * MIB)).finds(&[(Warning, "memory_budgets")]);
+    assert!(told.contains("1868 MiB") && told.contains("limits.unread_buffer 1024 MiB"), "{told}");
 }
 
 #[test]
