@@ -355,3 +355,41 @@ fn a_client_that_does_not_read_holds_back_its_own_stream() {
         }
     });
 }
+
+/// Leaders with a large value, which the client does not read.
+#[test]
+fn unread_leaders_are_counted_until_they_are_read() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let builder = h2::client::Builder::new();
+        let client = Client::with(keyward.connect(), &keyward.tasks, &builder).await;
+        let mut stream = observing(&client).await;
+        let (mut call, _) = next_at(&member).await;
+        let size = 1_000_000;
+        let large = |revision| {
+            let kv = KeyValue {
+                key: "n/1f".into(),
+                value: vec![7; size].into(),
+                create_revision: 3,
+                mod_revision: revision,
+                ..KeyValue::default()
+            };
+            LeaderResponse { header: Some(header(revision)), kv: Some(kv) }.encode_to_vec()
+        };
+        let held = || usize::try_from(keyward.metrics.watch_held_bytes.get()).expect("held");
+        for revision in 3..6 {
+            call.say(&large(revision)).await.expect("taken");
+            settled().await;
+        }
+        assert!((2 * size..4 * size).contains(&held()), "{} bytes", held());
+        for revision in 3..6 {
+            assert_eq!(stream.next().await.expect("a leader")[..], large(revision)[..]);
+        }
+        settled().await;
+        // HTTP/2 has taken the last message: it counts until the stream is asked for the next one.
+        assert!(held() <= size + 100, "{} bytes", held());
+        drop(stream);
+        settled().await;
+        assert_eq!(held(), 0);
+    });
+}

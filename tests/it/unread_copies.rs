@@ -12,9 +12,9 @@ use tokio::time::sleep;
 
 use crate::client::Client;
 use crate::rest_http2::post;
-use crate::rig::{paused, settled};
+use crate::rig::{one_member, paused, settled};
 use crate::unread_answers::{LARGE, MIB, Site, others_get_everything};
-use crate::words::{RANGE, range};
+use crate::words::{RANGE, WATCH, create_of, created, event, range};
 
 /// Gets the key `large`.
 const GET: &str = r#"{"key":"bGFyZ2U="}"#;
@@ -148,5 +148,29 @@ fn answers_of_a_namespace_wait_at_their_member_and_not_in_memory() {
         drop(streams);
         settled().await;
         assert_eq!(site.bytes(), 0);
+    });
+}
+
+/// An event is held as it came and as a line of JSON, which is larger.
+#[test]
+fn an_unread_event_counts_with_its_json() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let builder = h2::client::Builder::new();
+        let client = Client::with(keyward.connect(), &keyward.tasks, &builder).await;
+        let create = r#"{"create_request":{"key":"aw==","start_revision":"10"}}"#;
+        let (response, _half) = post(&client, "/v3/watch", create, false).await;
+        let mut call = member.called(WATCH).await;
+        let id = create_of(&call.messages.next().await.expect("a request")).expect("a create").watch_id;
+        call.say(&created(id, 9)).await.expect("taken");
+        let body = response.await.expect("an answer").into_body();
+        call.say(&event(id, 11, LARGE)).await.expect("taken");
+        settled().await;
+        let held = keyward.metrics.watch_held_bytes.get();
+        let large = i64::try_from(LARGE).expect("small");
+        assert!((3 * large..4 * large).contains(&held), "{held} bytes");
+        drop((body, client));
+        settled().await;
+        assert_eq!(keyward.metrics.watch_held_bytes.get(), 0);
     });
 }
