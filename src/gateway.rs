@@ -28,6 +28,7 @@ pub mod inflating;
 pub mod leadership;
 pub mod login;
 pub mod member_answers;
+pub mod namespace_leases;
 pub mod namespaces;
 pub mod pass_through;
 pub mod password_revalidation;

@@ -8,5 +8,6 @@ pub mod lock_wait_register;
 pub mod observe;
 pub mod observed_leaders;
 pub mod pending_renewals;
+pub mod renewal_namespace;
 pub mod renewal_permission;
 pub mod renewed_leases;

@@ -161,6 +161,9 @@ impl Refusal {
     /// A call with an audit record, while the audit log cannot be written. Nothing was sent.
     pub const AUDIT_UNWRITABLE: Self =
         refusal(RefusalReason::Audit, Code::Unavailable, "keyward: the audit log cannot be written");
+    /// A LeaseGrant with an id of the client's choice, of a caller in a namespace.
+    pub const LEASE_ID_OUTSIDE_NAMESPACE: Self =
+        malformed("keyward: a lease id outside of the namespace; leave it out, and an id is drawn");
     /// A frame with the compressed flag, in a request without a compressing `grpc-encoding`.
     pub const COMPRESSED_WITHOUT_ENCODING: Self = refusal(
         RefusalReason::Malformed,

@@ -9,6 +9,7 @@ pub mod connection_load;
 mod connection_slots;
 pub mod ejection;
 pub mod evacuation;
+pub mod lease_grant;
 pub mod member_connection;
 pub mod member_queue;
 pub mod outbox;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::config::EtcdLogin;
 use crate::config::policy_document::{KeyTemplate, PolicyDocument};
 use crate::config::usage_limits::UsageLimits;
+use crate::rpc::namespace::lease_ids::LeaseScope;
 
 /// The settings of `[policy]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +26,8 @@ pub struct PolicySettings {
     pub stored: Option<PolicyInEtcd>,
     /// The namespaces of listeners, by the listener's name.
     pub listener_namespaces: Vec<(Arc<str>, KeyTemplate)>,
+    /// The leases that callers in a namespace can name.
+    pub namespace_leases: LeaseScope,
     /// The consequence of an exceeded limit on usage.
     pub limits_mode: PolicyMode,
     /// The limits of each peer, where no role of the peer says otherwise.
@@ -42,6 +45,7 @@ impl Default for PolicySettings {
             document: Arc::default(),
             stored: None,
             listener_namespaces: Vec::new(),
+            namespace_leases: LeaseScope::Own,
             limits_mode: PolicyMode::Enforce,
             peer_limits: UsageLimits::default(),
             listener_limits: Vec::new(),

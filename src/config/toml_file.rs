@@ -347,6 +347,7 @@ pub(super) struct TomlPolicy {
     pub(super) state_file: Option<String>,
     pub(super) unknown_methods: Option<TomlUnknownMethods>,
     pub(super) require_identity: Option<TomlRequireIdentity>,
+    pub(super) namespace_leases: Option<TomlNamespaceLeases>,
     pub(super) limits_mode: Option<TomlPolicyMode>,
     #[serde(deserialize_with = "some_table")]
     pub(super) peer_limits: Option<TomlUsageLimits>,
@@ -369,6 +370,14 @@ pub(super) enum TomlPolicyMode {
     Off,
     Shadow,
     Enforce,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub(super) enum TomlNamespaceLeases {
+    Own,
+    Any,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]

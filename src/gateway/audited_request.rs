@@ -16,6 +16,7 @@ use crate::config::audit_settings::AuditEvent;
 use crate::gateway::call::Call;
 use crate::gateway::call_audit::{CallAudit, PolicyVerdict, WatchStreamFacts, event_of, touched};
 use crate::gateway::caller::Caller;
+use crate::gateway::namespace_leases::RequestLease;
 use crate::policy::interval_set::GrantId;
 use crate::policy::live_permits::LivePermits;
 use crate::policy::permit_set::{Decision, Denial, PermitSet};
@@ -95,7 +96,14 @@ fn is_new_refusal(call: &Call<'_>) -> bool {
 /// Notes the request message with real keys, of a caller with a namespace: `None` if the request has none.
 pub fn note_real_keys(call: &Call<'_>, caller: &Caller, message: Option<&[u8]>) {
     if caller.namespace().is_some() {
-        call.record.note_audited(|audit| audit.note_message(call.method, message));
+        call.record.note_audited(|audit| audit.note_message_in_namespace(call.method, message));
+    }
+}
+
+/// Notes the foreign lease that the client has named: the request has another id on its way to a member.
+pub fn note_named_lease(call: &Call<'_>, lease: RequestLease) {
+    if let RequestLease::Foreign(id) = lease {
+        call.record.note_audited(|audit| audit.note_lease(id));
     }
 }
 

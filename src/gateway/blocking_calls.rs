@@ -3,8 +3,8 @@
 //! Owns: keeping a waiting call alive past expired tokens and lost members, relaying only true successes,
 //! removing the queued key of a failed call. Must not know: how the call is sent, the call's position in the
 //! lock queue.
-//! Invariants (docs/decisions.md#d28): a call without a lease of the client's is sent once; on drain the call
-//! is refused at once, so the client has time to turn to another replica.
+//! Invariants (docs/decisions.md#d28): a call without a lease is sent once, and in a namespace has one;
+//! on drain the call is refused at once, so the client has time to turn to another replica.
 
 use tokio::time::timeout_at;
 
@@ -13,7 +13,7 @@ use crate::gateway::call::Call;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::unary_request::UnaryRequest;
-use crate::gateway::{forward, namespaces};
+use crate::gateway::{forward, namespace_leases, namespaces};
 use crate::lease::lock_queue::LockQueueKey;
 use crate::lease::lock_wait::{LockWait, LockWaitContext};
 use crate::refusal::{Code, Refusal, Status};
@@ -30,6 +30,10 @@ const UNTRUE: usize = 5;
 /// # Errors
 /// Keyward's own refusal, if no member's answer can be relayed.
 pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineResult, Refusal> {
+    let mut request = request;
+    if let Some(with_lease) = namespace_leases::lend_lease(call, &request.caller, request.message()).await? {
+        request.replace(with_lease)?;
+    }
     let exchange = request.exchange(call)?;
     let in_use = request.caller.in_use();
     let mut registration = call.gateway.enter(call.client, &request.caller, Some(request.decided(call)))?;
@@ -39,7 +43,7 @@ pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineRes
         None => waiting.await?,
         Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
     };
-    let room = namespaces::show(call, &request.caller, &mut answer, None).await?;
+    let room = namespaces::show(call, &request.caller, request.lease, &mut answer, None).await?;
     forward::finish(call, &request, &mut answer)?;
     let room = match room {
         None => forward::room_beyond_limit(call, &request, &answer).await?,

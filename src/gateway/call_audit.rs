@@ -19,6 +19,7 @@ use crate::audit::record::{
 use crate::config::audit_settings::AuditEvent;
 use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::identity::{MemberId, UserName};
+use crate::policy::caller_namespace::hides;
 use crate::policy::interval_set::GrantId;
 use crate::policy::permit_set::{Denial, PermitSet};
 use crate::refusal::Code;
@@ -126,8 +127,28 @@ impl CallAudit {
 
     /// Notes the ranges and the lease of the request message; `None` if unknown.
     pub(super) fn note_message(&mut self, method: &Method, message: Option<&[u8]>) {
-        (self.ranges, self.lease) = message.map(|message| touched(method, message)).unwrap_or_default();
+        self.note_message_if(method, message, |_touch| true);
+    }
+
+    /// As [`CallAudit::note_message`], for a caller in a namespace.
+    pub(super) fn note_message_in_namespace(&mut self, method: &Method, message: Option<&[u8]>) {
+        self.note_message_if(method, message, |touch| !hides(method, touch));
+    }
+
+    fn note_message_if(
+        &mut self,
+        method: &Method,
+        message: Option<&[u8]>,
+        is_shown: impl Fn(&Touch<'_>) -> bool,
+    ) {
+        let touched = message.map(|message| touched_if(method, message, is_shown));
+        (self.ranges, self.lease) = touched.unwrap_or_default();
         self.received = self.received.max(message.map_or(0, <[u8]>::len));
+    }
+
+    /// Notes the lease named by the client.
+    pub(super) fn note_lease(&mut self, lease: i64) {
+        self.lease = Some(lease);
     }
 
     /// True if the call has a record for its refusal only.
@@ -152,9 +173,18 @@ impl CallAudit {
 
 /// The ranges and the lease of a request message, for records.
 pub(super) fn touched(method: &Method, message: &[u8]) -> (AuditedRanges, Option<i64>) {
+    touched_if(method, message, |_touch| true)
+}
+
+fn touched_if(
+    method: &Method,
+    message: &[u8],
+    is_shown: impl Fn(&Touch<'_>) -> bool,
+) -> (AuditedRanges, Option<i64>) {
     let (mut ranges, mut named) = (AuditedRanges::default(), None);
     let mut add = |touch: Touch<'_>| {
         match touch.target {
+            _ if !is_shown(&touch) => {}
             TouchTarget::Keys(range) => {
                 let end = match range.end {
                     RangeEnd::StartKey => AuditedEnd::Key,

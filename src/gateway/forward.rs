@@ -12,14 +12,15 @@ use tokio::time::timeout;
 use crate::gateway::active_streams::Registration;
 use crate::gateway::call::Call;
 use crate::gateway::exchange::Exchange;
+use crate::gateway::namespace_leases::RequestLease;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
 use crate::gateway::usage_limits::AnswerCheck;
 use crate::gateway::{
-    audited_request, auth_changes, defragment, leadership, member_answers, namespaces, read_floor, removal,
-    rewritten_answer, usage_limits,
+    audited_request, auth_changes, defragment, leadership, member_answers, namespace_leases, namespaces,
+    read_floor, removal, rewritten_answer, usage_limits,
 };
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane, StreamingSides};
@@ -100,7 +101,7 @@ async fn edited(
     room: Option<UnreadRoom>,
 ) -> Result<Option<UnreadRoom>, Refusal> {
     let room = usage_limits::check_more(call, request.answer_check, answer, room).await?;
-    namespaces::show(call, &request.caller, answer, room).await
+    namespaces::show(call, &request.caller, request.lease, answer, room).await
 }
 
 /// The call, if its handler takes more steps than sending.
@@ -115,6 +116,9 @@ fn steps_of_handler<'e>(
         Handler::MoveLeader => leadership::run(exchange.clone(), message).boxed_local(),
         Handler::MemberRemove => removal::run(exchange.clone(), message).boxed_local(),
         Handler::LeaseTimeToLive => read_floor::run(exchange.clone(), message).boxed_local(),
+        _ if request.lease == RequestLease::Drawn => {
+            namespace_leases::grant(exchange.clone(), request.caller.namespace(), message).boxed_local()
+        }
         _ if request.is_local => read_floor::run(exchange.clone(), message).boxed_local(),
         _ => return None,
     })

@@ -2,13 +2,15 @@
 //!
 //! Owns: the splice of a unary call's request and answer; an answer is held whole, since the length of a
 //! message stands before its keys. Must not know: where keys stand in a message, which caller has which
-//! namespace. Invariant (docs/decisions.md#d56): an answer that cannot be spliced whole is not shown.
+//! namespace, the ids of leases. Invariant (docs/decisions.md#d56): an answer that cannot be spliced whole is
+//! not shown.
 
 use bytes::Bytes;
 
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
+use crate::gateway::namespace_leases::{self, RequestLease};
 use crate::gateway::unread_answers::UnreadRoom;
 use crate::gateway::whole_answer::hold_whole;
 use crate::refusal::Refusal;
@@ -18,8 +20,8 @@ use crate::rpc::namespace::{Namespace, NamespaceFault};
 use crate::rpc::schema::MessageId;
 use crate::upstream::answer::MemberReply;
 
-/// Splices a framed request. `held` is charged for the prefixes. The request of a caller without a namespace
-/// stays as it is.
+/// Splices a framed request, and tells the lease that it names. `held` is charged for the prefixes. The
+/// request of a caller without a namespace stays as it is.
 ///
 /// # Errors
 /// The request cannot be spliced.
@@ -28,21 +30,28 @@ pub fn splice_request(
     caller: &Caller,
     framed: Bytes,
     held: &mut RequestMemoryCharge,
-) -> Result<Bytes, Refusal> {
+) -> Result<(Bytes, RequestLease), Refusal> {
     let permits = caller.permits(&call.snapshot().identities, call.client);
-    let Some(namespace) = permits.namespace.namespace() else { return Ok(framed) };
+    let Some(namespace) = permits.namespace.namespace() else { return Ok((framed, RequestLease::AsSent)) };
     if call.method.stream == StreamingSides::Server && call.method.body == MessageId::RangeRequest {
         // RangeStream: clientv3's namespaces refuse the call too.
         return Err(Refusal::unknown_method(call.method.service, call.method.name));
     }
     let max = call.snapshot().config.limits.request_size;
     let message = framed.get(PREFIX..).unwrap_or_default();
-    let spliced = namespace.splice_request(call.method.body, message, max);
-    match spliced.map_err(|fault| refusal(fault, max))? {
-        None => Ok(framed),
-        Some(spliced) if held.charge(spliced.len().saturating_sub(framed.len())) => Ok(spliced),
-        Some(_) => Err(Refusal::TOO_MANY_REQUESTS),
+    let (spliced, lease) = if call.method.body == MessageId::LeaseGrantRequest {
+        namespace_leases::splice_grant(call, namespace, permits.lease_scope, &framed)?
+    } else {
+        let spliced = namespace.splice_request(call.method.body, message, max, permits.lease_scope);
+        match spliced.map_err(|fault| refusal(fault, max))? {
+            None => return Ok((framed, RequestLease::AsSent)),
+            Some(spliced) => (spliced.framed, namespace_leases::of_spliced(call, spliced.foreign_lease)),
+        }
+    };
+    if !held.charge(spliced.len().saturating_sub(framed.len())) {
+        return Err(Refusal::TOO_MANY_REQUESTS);
     }
+    Ok((spliced, lease))
 }
 
 fn refusal(fault: NamespaceFault, max: usize) -> Refusal {
@@ -64,14 +73,15 @@ pub fn hides(call: &Call<'_>, caller: &Caller) -> bool {
     caller.namespace().is_some() && Namespace::has_keyed_answers(call.method)
 }
 
-/// Takes the caller's namespace out of an answer. An answer without keys, a refusal, and the answer to a
-/// caller without a namespace stay as they are. `room` counts the answer's bytes.
+/// Takes the caller's namespace out of the answer to a request with `lease`. An answer without keys, a
+/// refusal, and the answer to a caller without a namespace stay as they are. `room` counts the answer's bytes.
 ///
 /// # Errors
 /// The answer is too large to be held whole, breaks off, or shows a key outside of the namespace.
 pub async fn show(
     call: &Call<'_>,
     caller: &Caller,
+    lease: RequestLease,
     answer: &mut MemberReply,
     room: Option<UnreadRoom>,
 ) -> Result<Option<UnreadRoom>, Refusal> {
@@ -99,6 +109,6 @@ pub async fn show(
             spliced
         }
     };
-    answer.data = pieces(shown);
+    answer.data = pieces(namespace_leases::show(call.method, lease, shown));
     Ok(room)
 }

@@ -7,6 +7,7 @@
 
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::{permission, usage_limits};
 use crate::lease::keepalive::KeepAliveStream;
 use crate::lease::observe::ObserveStream;
+use crate::lease::renewal_namespace::RenewalNamespace;
 use crate::lease::renewal_permission::RenewalAccess;
 use crate::lease::renewed_leases::RenewedLeases;
 use crate::members::choose::MemberChooser;
@@ -153,6 +155,11 @@ pub fn keep_alive(
         access: registration
             .permits()
             .map(|permits| RenewalAccess { permits, metrics: gateway.metrics.policy.clone() }),
+        namespace: caller.namespace().map(|namespace| RenewalNamespace {
+            namespace: Arc::clone(namespace),
+            permits: registration.permits(),
+            metrics: gateway.metrics.policy.clone(),
+        }),
         resumed: gateway.metrics.keepalive_resumes.clone(),
         usage: call.record.usage().cloned(),
         link: Rc::clone(&link),

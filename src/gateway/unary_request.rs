@@ -16,6 +16,7 @@ use crate::gateway::call::Call;
 use crate::gateway::call_trace::CallWait;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
+use crate::gateway::namespace_leases::RequestLease;
 use crate::gateway::permission::DecidedRequest;
 use crate::gateway::usage_limits::AnswerCheck;
 use crate::gateway::{
@@ -43,7 +44,9 @@ pub struct UnaryRequest {
     pub permit: Permit,
     /// The treatment of the answer, by the caller's limit of keys.
     pub answer_check: AnswerCheck,
-    _held: RequestMemoryCharge,
+    /// The lease of the request, of a caller in a namespace.
+    pub lease: RequestLease,
+    held: RequestMemoryCharge,
 }
 
 impl UnaryRequest {
@@ -81,9 +84,11 @@ impl UnaryRequest {
             caller = Box::pin(audited_request::identify_after(call, room)).await?;
         }
         let spliced = namespaces::splice_request(call, &caller, framed, &mut held);
-        audited_request::note_real_keys(call, &caller, spliced.as_ref().ok().map(message_of));
-        audited_request::note_logged_keys(call, spliced.as_ref().ok().map(message_of));
-        let mut framed = spliced?;
+        let message = spliced.as_ref().ok().map(|(framed, _)| message_of(framed));
+        audited_request::note_real_keys(call, &caller, message);
+        audited_request::note_logged_keys(call, message);
+        let (mut framed, lease) = spliced?;
+        audited_request::note_named_lease(call, lease);
         let permit = permission::of_request(call, &caller, message_of(&framed)).await;
         let permit = permit.inspect_err(|_| audited_request::note_refused_keys(call, message_of(&framed)))?;
         let answer_check = usage_limits::limit_request(call, effect, &mut framed, &mut held)?;
@@ -96,8 +101,21 @@ impl UnaryRequest {
             lane: body_shape::lane(call.method, message),
             is_local: body_shape::is_local(call.method, message),
             framed,
-            _held: held,
+            lease,
+            held,
         })
+    }
+
+    /// Replaces the message, by one with further fields.
+    ///
+    /// # Errors
+    /// The memory budget has no room.
+    pub fn replace(&mut self, framed: Bytes) -> Result<(), Refusal> {
+        if !self.held.charge(framed.len().saturating_sub(self.framed.len())) {
+            return Err(Refusal::TOO_MANY_REQUESTS);
+        }
+        self.framed = framed;
+        Ok(())
     }
 
     /// The message itself.

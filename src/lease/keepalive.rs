@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use crate::downstream::client_replies::ReplySender;
 use crate::downstream::request_messages::{ClientRequestItem, RequestBody, RequestMessages};
 use crate::lease::pending_renewals::{PendingRenewals, RenewalVerdict, ZeroTtl};
+use crate::lease::renewal_namespace::RenewalNamespace;
 use crate::lease::renewal_permission::{JudgedRenewal, RenewalAccess, RenewalPermissions};
 use crate::lease::renewed_leases::RenewedLeases;
 use crate::members::choose::MemberTarget;
@@ -67,6 +68,8 @@ pub struct KeepAliveStream {
     pub permit: Permit,
     /// The caller's permissions, for the decision on each renewal.
     pub access: Option<RenewalAccess>,
+    /// The caller's namespace.
+    pub namespace: Option<RenewalNamespace>,
     /// The caller's limits, which know the caller's leases; `None` without any limit.
     pub usage: Option<Rc<CallerUsage>>,
     /// Counter of upstream streams opened to resume a client's stream.
@@ -82,6 +85,7 @@ struct KeepAliveDriver {
     /// Checked by a linearizable read after a doubtful answer, before the request is sent again.
     upstream: ReopeningStream<()>,
     pending: PendingRenewals,
+    namespace: Option<RenewalNamespace>,
     usage: Option<Rc<CallerUsage>>,
     renewed: Rc<RenewedLeases>,
     /// Start of the front request's wait on the present stream.
@@ -95,7 +99,7 @@ struct KeepAliveDriver {
 impl KeepAliveStream {
     /// Serves the client's stream to the end.
     pub async fn run(self, body: RequestBody, client: ReplySender) {
-        let Self { upstream, user, headers, permit, access, usage, resumed, link, renewed } = self;
+        let Self { upstream, user, headers, permit, access, namespace, usage, resumed, link, renewed } = self;
         let Some(method) = lookup(PATH) else { return };
         let mut permissions = RenewalPermissions::new(Rc::clone(&upstream), user.clone(), access);
         let route = StreamRoute { upstream, user, headers, method, rules: &RULES, request: None, permit };
@@ -103,6 +107,7 @@ impl KeepAliveStream {
         let mut running = KeepAliveDriver {
             upstream: ReopeningStream::new(route, MemberTarget::LeaderFirst, resumed, link),
             pending: PendingRenewals::default(),
+            namespace,
             usage,
             renewed,
             waiting_since: Instant::now(),
@@ -120,11 +125,11 @@ impl KeepAliveStream {
                 () = client.gone() => return,
                 asked = requests.next(), if asks => match asked {
                     ClientRequestItem::Message(message) => {
-                        let Ok(request) = LeaseKeepAliveRequest::decode(message.clone()) else {
+                        let Some(lease) = running.renewed_lease(&message) else {
                             let refusal = Refusal::not_canonical("not a LeaseKeepAliveRequest");
                             return client.end(refusal.status());
                         };
-                        match permissions.admit(method, request.id, message, Instant::now()) {
+                        match permissions.admit(method, lease, message, Instant::now()) {
                             Ok(Some(message)) => running.asked(message),
                             Ok(None) => {}
                             Err(refusal) => return client.end(refusal.status()),
@@ -152,6 +157,14 @@ impl KeepAliveStream {
 }
 
 impl KeepAliveDriver {
+    /// The lease renewed for a client's request; `None` if the request cannot be read.
+    fn renewed_lease(&self, message: &Bytes) -> Option<i64> {
+        match &self.namespace {
+            Some(namespace) => namespace.admit(message),
+            None => LeaseKeepAliveRequest::decode(message.clone()).ok().map(|request| request.id),
+        }
+    }
+
     fn asked(&mut self, message: Bytes) {
         if self.pending.is_empty() {
             self.waiting_since = Instant::now();
@@ -181,6 +194,8 @@ impl KeepAliveDriver {
     fn send_pending(&mut self) {
         if let Some(stream) = self.upstream.open_stream() {
             while let Some(message) = self.pending.next_to_ask() {
+                let namespace = self.namespace.as_ref();
+                let message = namespace.map_or_else(|| message.clone(), |own| own.request(message.clone()));
                 stream.bidi.send(&message);
             }
         } else if !self.pending.is_empty() {
@@ -219,6 +234,7 @@ impl KeepAliveDriver {
         let Some(at) = self.upstream.open_stream() else { return Ok(None) };
         let zero = if at.member.traits().keepalive_false_zero { ZeroTtl::Confirm } else { ZeroTtl::Final };
         let answer = LeaseKeepAliveResponse::decode(message.clone()).ok();
+        let asked = self.namespace.is_some().then(|| self.pending.first().cloned()).flatten();
         match answer.as_ref().map(|answer| self.pending.answered(answer.ttl, zero)) {
             Some(RenewalVerdict::Deliver) => {
                 if let (Some(usage), Some(answer)) = (&self.usage, &answer) {
@@ -228,10 +244,12 @@ impl KeepAliveDriver {
                 self.upstream.forget_losses();
                 self.stuck_since = None;
                 self.waiting_since = Instant::now();
-                if let Some(answer) = &answer {
-                    self.renewed.note(answer.id, answer.ttl, self.waiting_since);
-                }
-                Ok(Some(message))
+                let Some(answer) = &answer else { return Ok(Some(message)) };
+                self.renewed.note(answer.id, answer.ttl, self.waiting_since);
+                Ok(Some(match &asked {
+                    Some(asked) => RenewalNamespace::answer(asked, answer, message),
+                    None => message,
+                }))
             }
             Some(RenewalVerdict::Confirm) => {
                 let member = Arc::clone(&at.member);

@@ -126,6 +126,12 @@ impl PendingRenewals {
         waiting.chain(&self.answered).any(|known| known != message)
     }
 
+    /// The request to be answered next.
+    #[must_use]
+    pub fn first(&self) -> Option<&Bytes> {
+        self.requests.front().map(|request| &request.message)
+    }
+
     fn take_front(&mut self) -> Option<Bytes> {
         let message = self.requests.pop_front()?.message;
         self.bytes -= message.len();

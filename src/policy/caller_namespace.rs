@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::grants::{VariableTexts, expand};
 use crate::config::policy_document::KeyTemplate;
-use crate::rpc::method::Method;
+use crate::rpc::method::{Handler, Method};
 use crate::rpc::namespace::Namespace;
 use crate::rpc::schema::MessageId;
 use crate::rpc::touch::{self, Action, Touch, TouchTarget};
@@ -58,6 +58,12 @@ impl CallerNamespace {
         }
     }
 
+    /// True if the caller's namespace hides the target of the touch: see [`hides`].
+    #[must_use]
+    pub fn hides(&self, method: &Method, touch: &Touch<'_>) -> bool {
+        self.namespace().is_some() && hides(method, touch)
+    }
+
     /// Judges a spliced request. `has_grants` is true if a policy is enforced and judges the request as well:
     /// then work on the cluster as a whole is left to the grants. Returns the leases that the request removes
     /// with their keys, to be judged by [`CallerNamespace::contains_keys`].
@@ -80,20 +86,23 @@ impl CallerNamespace {
             return Err(OutsideNamespace(Action::Auth));
         }
         let mut outside = None;
-        let visited = touch::visit(method, message, &mut |Touch { action, target }| {
+        let visited = touch::visit(method, message, &mut |touch| {
+            let Touch { action, target } = touch;
             let is_inside = match target {
+                TouchTarget::Keys(_) if self.hides(method, &touch) => true,
                 TouchTarget::Keys(range) if range.start.is_empty() => has_grants,
                 TouchTarget::Keys(range) => namespace.contains(&range),
                 // Neither leases nor members have keys, and clients need both.
                 TouchTarget::Cluster => matches!(action, Action::Lease | Action::ClusterView) || has_grants,
                 TouchTarget::KeysOfLease(lease) => {
-                    // A removal; the keys in an answer are filtered.
-                    if action == Action::Write {
+                    // A removal; the keys in an answer are filtered. A foreign lease was replaced by none.
+                    if action == Action::Write && lease != namespace.lease_bits() {
                         leases.push(lease);
                     }
                     true
                 }
-                // Another key on a lease changes no other key.
+                // The splice left a lease of the namespace, unless leases of before count; another key on a
+                // lease changes no other key.
                 TouchTarget::KeysSharingLease(_) => true,
             };
             if is_inside {
@@ -127,6 +136,13 @@ fn names_store_keys(method: &Method) -> bool {
         method.body,
         MessageId::AuthRoleGrantPermissionRequest | MessageId::AuthRoleRevokePermissionRequest
     )
+}
+
+/// True if, in a namespace, the answer to a request tells nothing of the target of the touch: a list of
+/// leases has only those of the namespace.
+#[must_use]
+pub fn hides(method: &Method, touch: &Touch<'_>) -> bool {
+    method.handler == Handler::LeaseLeases && matches!(touch.target, TouchTarget::Keys(_))
 }
 
 #[cfg(test)]
@@ -175,9 +191,7 @@ mod tests {
         let confine = |path: &str, body: &[u8], has_grants| {
             within("/t/").confine(lookup(path).unwrap(), body, has_grants)
         };
-        for path in
-            ["Maintenance/Snapshot", "KV/Compact", "Lease/LeaseLeases", "Auth/UserList", "Cluster/MemberAdd"]
-        {
+        for path in ["Maintenance/Snapshot", "KV/Compact", "Auth/UserList", "Cluster/MemberAdd"] {
             let path = format!("/etcdserverpb.{path}");
             assert!(confine(&path, b"", false).is_err(), "{path}");
             assert_eq!(confine(&path, b"", true), Ok(Vec::new()), "{path}");
@@ -186,7 +200,7 @@ mod tests {
             let path = format!("/etcdserverpb.{path}");
             assert!(confine(&path, b"", true).is_err(), "{path}");
         }
-        for path in ["Cluster/MemberList", "Lease/LeaseGrant", "KV/Txn"] {
+        for path in ["Cluster/MemberList", "Lease/LeaseGrant", "Lease/LeaseLeases", "KV/Txn"] {
             assert_eq!(confine(&format!("/etcdserverpb.{path}"), b"", false), Ok(Vec::new()), "{path}");
         }
         assert_eq!(confine("/etcdserverpb.Lease/LeaseRevoke", b"\x08\x07", true), Ok(vec![7]));

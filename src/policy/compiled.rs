@@ -199,6 +199,7 @@ impl Policy {
         PermitSet {
             mode,
             namespace: CallerNamespace::of(&namespaces),
+            lease_scope: self.settings.namespace_leases,
             unknown_methods: self.settings.unknown_methods,
             generation: PolicyGeneration { number: self.number, digest: self.document.digest },
             shared: if mode == PolicyMode::Off { Arc::default() } else { self.shared(&roles) },

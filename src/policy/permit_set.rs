@@ -20,6 +20,7 @@ use crate::config::{PolicyMode, UnknownMethods};
 use crate::refusal::Refusal;
 use crate::rpc::key_range::KeyRange;
 use crate::rpc::method::Method;
+use crate::rpc::namespace::lease_ids::LeaseScope;
 use crate::rpc::touch::{self, Action, Touch, TouchTarget, UnreadableRequest};
 use crate::telemetry::policy_metrics::PolicyMetrics;
 
@@ -30,6 +31,8 @@ pub struct PermitSet {
     pub mode: PolicyMode,
     /// The caller's namespace.
     pub namespace: CallerNamespace,
+    /// The leases that the caller can name, in a namespace.
+    pub lease_scope: LeaseScope,
     /// The treatment of methods without a row in the method table.
     pub unknown_methods: UnknownMethods,
     /// The generation of the policy.
@@ -121,7 +124,10 @@ impl PermitSet {
             return Decision::Allowed(Permit::UNJUDGED);
         }
         let mut judged = self.begin();
-        let read = touch::visit(method, message, &mut |touch| judged.take(self, touch));
+        let read = touch::visit(method, message, &mut |touch| match self.namespace.hides(method, &touch) {
+            true => ControlFlow::Continue(()),
+            false => judged.take(self, touch),
+        });
         self.finish(judged, read)
     }
 
@@ -134,6 +140,9 @@ impl PermitSet {
         each: &mut dyn FnMut(Touch<'_>, Result<GrantId, Denial>),
     ) {
         let read = touch::visit(method, message, &mut |touch| {
+            if self.namespace.hides(method, &touch) {
+                return ControlFlow::Continue(());
+            }
             let action = touch.action;
             let judged = match touch.target {
                 TouchTarget::Keys(range) => self.judge_range(action, &range),
@@ -214,7 +223,7 @@ impl PermitSet {
     pub fn is_same(&self, other: &Self) -> bool {
         (self.mode, self.generation, &self.roles) == (other.mode, other.generation, &other.roles)
             && self.claimed_roles == other.claimed_roles
-            && self.unknown_methods == other.unknown_methods
+            && (self.unknown_methods, self.lease_scope) == (other.unknown_methods, other.lease_scope)
             && self.namespace == other.namespace
     }
 

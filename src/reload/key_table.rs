@@ -117,11 +117,17 @@ const KEYS: &[KeyRow] = &[
     .named("[[map]], [mapping], default_user"),
     compared(
         Reload(Identities),
-        &["policy.mode", "policy.file", "policy.unknown_methods", "listener.namespace"],
+        &[
+            "policy.mode",
+            "policy.file",
+            "policy.unknown_methods",
+            "policy.namespace_leases",
+            "listener.namespace",
+        ],
         |was, is| {
             let (was, is) = (&was.policy, &is.policy);
-            (was.mode, was.unknown_methods, &was.document, &was.listener_namespaces)
-                == (is.mode, is.unknown_methods, &is.document, &is.listener_namespaces)
+            (was.mode, was.unknown_methods, &was.document, &was.listener_namespaces, was.namespace_leases)
+                == (is.mode, is.unknown_methods, &is.document, &is.listener_namespaces, is.namespace_leases)
         },
     )
     .named("[policy]"),

@@ -186,6 +186,12 @@ pub fn append_bytes_field(out: &mut BytesMut, number: u32, value: &[u8]) {
     out.put_slice(value);
 }
 
+/// Returns the number of bytes written by [`append_present_varint`].
+#[must_use]
+pub fn length_of_varint_field(number: u32, value: u64) -> usize {
+    varint_length(u64::from(number) << 3) + varint_length(value)
+}
+
 /// Returns the number of bytes written by [`append_length`].
 #[must_use]
 pub fn length_of_prefix(number: u32, length: usize) -> usize {

@@ -15,6 +15,8 @@ pub struct PolicyMetrics {
     shadow_denied: Family<SingleLabel, Counter>,
     /// Watches ended because their caller lost the permission.
     pub watches_ended: Counter,
+    /// Requests that name a lease outside of their caller's namespace.
+    pub foreign_leases: Counter,
 }
 
 impl PolicyMetrics {
@@ -29,7 +31,10 @@ impl PolicyMetrics {
         let watches_ended = Counter::default();
         let help = "Watches ended because a changed policy denies their keys";
         registry.register("policy_watches_ended", help, watches_ended.clone());
-        Self { refused, shadow_denied, watches_ended }
+        let foreign_leases = Counter::default();
+        let help = "Requests that name a lease outside of their caller's namespace";
+        registry.register("policy_foreign_leases", help, foreign_leases.clone());
+        Self { refused, shadow_denied, watches_ended, foreign_leases }
     }
 
     /// Counts a refused request.

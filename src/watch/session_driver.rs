@@ -33,6 +33,7 @@ use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::{PREFIX, encode};
 use crate::rpc::header::{self, AnswerProgress};
 use crate::rpc::namespace::Namespace;
+use crate::rpc::namespace::lease_ids::LeaseScope;
 use crate::rpc::schema::MessageId;
 use crate::tasks::poll_timer::poll_timer;
 use crate::tasks::wake_gate::WakeGate;
@@ -368,8 +369,9 @@ impl RunningWatchSession {
     fn in_namespace(&self, message: Bytes) -> Option<Bytes> {
         let Some(namespace) = &self.session.namespace else { return Some(message) };
         let max = self.session.largest_request;
-        let spliced = namespace.splice_request(MessageId::WatchRequest, &message, max).ok()?;
-        Some(spliced.map_or(message, |framed| framed.slice(PREFIX..)))
+        let spliced =
+            namespace.splice_request(MessageId::WatchRequest, &message, max, LeaseScope::Own).ok()?;
+        Some(spliced.map_or(message, |spliced| spliced.framed.slice(PREFIX..)))
     }
 
     /// The response without the namespace's prefix; `None` if a response shows another key.

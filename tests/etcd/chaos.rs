@@ -33,7 +33,7 @@ pub(crate) mod program;
 pub(crate) mod record;
 mod report;
 pub(crate) mod run;
-mod seeded;
+pub(crate) mod seeded;
 mod writers;
 
 use std::env;

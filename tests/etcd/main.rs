@@ -172,6 +172,8 @@ mod streams;
 #[cfg(test)]
 mod taken_alike;
 #[cfg(test)]
+mod tenant_leases;
+#[cfg(test)]
 mod token_touches;
 #[cfg(test)]
 mod topology;

@@ -258,6 +258,19 @@ fn a_record_of_a_caller_with_a_namespace_has_the_real_keys() {
         let records = audited.records(&["change"], 2).await;
         assert_eq!(records[0]["ranges"], serde_json::json!([{"action": "write", "key": "/tenants/alice/a"}]));
         assert_eq!((&records[1]["refused"], &records[1]["ranges"]), (&true.into(), &Value::Null));
+        // A foreign lease has another id at the member, and a list of leases tells of no key.
+        let leased = PutRequest { key: "a".into(), lease: 0x7a, ..PutRequest::default() }.encode_to_vec();
+        let script = async { audited.member.called(PUT).await.reply(&was_put(2)).await };
+        drop(tokio::join!(client.call(PUT, &leased), script));
+        assert_eq!(audited.records(&["change"], 3).await[2]["lease"], "7a");
+        let leases = "/etcdserverpb.Lease/LeaseLeases";
+        let script = async {
+            audited.member.called(RANGE).await.reply(&ranged(7)).await;
+            audited.member.called(leases).await.reply(b"").await;
+        };
+        drop(tokio::join!(client.call(leases, b""), script));
+        let listed = audited.records(&["read"], 1).await.remove(0);
+        assert_eq!((&listed["code"], &listed["ranges"]), (&"OK".into(), &Value::Null), "{listed}");
         let mut stream = client.open(WATCH).await.expect("open");
         stream.say(&watch("k", 5)).await;
         let watched = audited.records(&["watch_create"], 1).await.remove(0);

@@ -88,6 +88,7 @@ mod metrics_page;
 #[cfg(test)]
 mod moves;
 #[cfg(test)]
+mod namespace_leases;
 mod namespaces;
 #[cfg(test)]
 mod observers;

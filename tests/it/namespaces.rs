@@ -2,8 +2,8 @@
 
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{
-    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse, RangeRequest, RangeResponse,
-    TxnRequest, TxnResponse, WatchResponse,
+    LeaseRevokeRequest, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest, PutResponse,
+    RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchResponse,
 };
 use keyward::pb::mvccpb::{Event, KeyValue};
 use keyward::pb::v3electionpb::{
@@ -11,6 +11,7 @@ use keyward::pb::v3electionpb::{
 };
 use keyward::pb::v3lockpb::{LockRequest, LockResponse};
 use keyward::refusal::Code;
+use keyward::rpc::namespace::Namespace;
 use keyward::tasks::Tasks;
 use prost::Message as _;
 
@@ -30,13 +31,13 @@ const TIME_TO_LIVE: &str = "/etcdserverpb.Lease/LeaseTimeToLive";
 const DENIED: (Code, &str) = (Code::PermissionDenied, "etcdserver: permission denied");
 
 /// Every user has a namespace of its own.
-const OF_USERS: &str = "[[binding]]\npeer = 'password:*'\nnamespace = '/t/{user}/'\n";
+pub(crate) const OF_USERS: &str = "[[binding]]\npeer = 'password:*'\nnamespace = '/t/{user}/'\n";
 
 /// Keyward with a policy, in front of a member.
-struct Tenants {
+pub(crate) struct Tenants {
     folder: tempfile::TempDir,
-    member: Member,
-    keyward: Keyward,
+    pub(crate) member: Member,
+    pub(crate) keyward: Keyward,
 }
 
 fn settings(mode: &str) -> String {
@@ -44,7 +45,7 @@ fn settings(mode: &str) -> String {
 }
 
 impl Tenants {
-    fn new(mode: &str, policy: &str) -> Self {
+    pub(crate) fn new(mode: &str, policy: &str) -> Self {
         Self::at(mode, policy, "")
     }
 
@@ -62,12 +63,18 @@ impl Tenants {
         self.keyward.publish_rules(self.folder.path(), "", &settings(mode));
     }
 
-    async fn alice(&self) -> Client {
+    /// Publishes the leases that callers in a namespace can name.
+    pub(crate) fn publish_leases(&self, mode: &str, leases: &str) {
+        let lines = format!("{}namespace_leases = \"{leases}\"\n", settings(mode));
+        self.keyward.publish_rules(self.folder.path(), "", &lines);
+    }
+
+    pub(crate) async fn alice(&self) -> Client {
         self.keyward.logged_in("alice").await
     }
 
     /// A call answered by the member: the request upstream, and the answer downstream.
-    async fn served<Q: prost::Message + Default, A: prost::Message + Default>(
+    pub(crate) async fn served<Q: prost::Message + Default, A: prost::Message + Default>(
         &self,
         client: &Client,
         path: &str,
@@ -87,11 +94,17 @@ impl Tenants {
     }
 
     /// The client is refused, and nothing reaches the member.
-    async fn refuses(&self, client: &Client, path: &str, message: &[u8], told: (Code, &str)) {
+    pub(crate) async fn refuses(&self, client: &Client, path: &str, message: &[u8], told: (Code, &str)) {
         let outcome = client.call(path, message).await;
         assert_eq!(outcome.end.told(), told, "{path}");
         assert!(self.member.was_called_again().is_none(), "{path} has reached the member");
     }
+}
+
+/// A lease of the user's namespace.
+pub(crate) fn lease_of(user: &str) -> i64 {
+    let namespace = Namespace::new(format!("/t/{user}/").as_bytes()).expect("a namespace");
+    namespace.draw_lease().expect("random bytes")
 }
 
 fn kv(key: &str, revision: i64) -> KeyValue {
@@ -184,7 +197,6 @@ fn what_is_about_the_whole_cluster_is_refused_unless_granted() {
             "/etcdserverpb.Cluster/MemberAdd",
             "/etcdserverpb.Auth/UserList",
             "/etcdserverpb.Auth/AuthDisable",
-            "/etcdserverpb.Lease/LeaseLeases",
         ] {
             tenants.refuses(&alice, path, b"", DENIED).await;
         }
@@ -323,14 +335,15 @@ fn locks_and_elections_are_in_the_namespace() {
     paused(async {
         let tenants = Tenants::new("off", OF_USERS);
         let alice = tenants.alice().await;
-        let lock = LockRequest { name: "n".into(), lease: 7 };
+        let lease = lease_of("alice");
+        let lock = LockRequest { name: "n".into(), lease };
         let locked = LockResponse { header: Some(header(9)), key: "/t/alice/n/7".into() };
         let (asked, told) = tenants.served(&alice, LOCK, &lock, &locked).await;
         assert_eq!((asked.name, told.key), ("/t/alice/n".into(), "n/7".into()));
 
-        let campaign = CampaignRequest { name: "e".into(), lease: 7, value: "v".into() };
+        let campaign = CampaignRequest { name: "e".into(), lease, value: "v".into() };
         let leader = |name: &'static str, key: &'static str| {
-            let leader = LeaderKey { name: name.into(), key: key.into(), rev: 9, lease: 7 };
+            let leader = LeaderKey { name: name.into(), key: key.into(), rev: 9, lease };
             CampaignResponse { header: Some(header(9)), leader: Some(leader) }
         };
         let real = leader("/t/alice/e", "/t/alice/e/7");
@@ -353,11 +366,13 @@ fn a_lease_shows_its_keys_of_the_namespace_and_is_revoked_only_with_those() {
     paused(async {
         let tenants = Tenants::new("shadow", OF_USERS);
         let alice = tenants.alice().await;
+        let id = lease_of("alice");
         let keys = |keys: &[&'static str]| {
             let keys = keys.iter().map(|key| (*key).into()).collect();
-            LeaseTimeToLiveResponse { header: Some(header(7)), id: 7, ttl: 5, granted_ttl: 9, keys }
+            LeaseTimeToLiveResponse { header: Some(header(7)), id, ttl: 5, granted_ttl: 9, keys }
         };
-        let ask = LeaseTimeToLiveRequest { id: 7, keys: true };
+        let ask = LeaseTimeToLiveRequest { id, keys: true };
+        let revoke = LeaseRevokeRequest { id }.encode_to_vec();
         let all = keys(&["/t/alice/1", "/t/bob/2"]);
         let (_, told) = tenants.served(&alice, TIME_TO_LIVE, &ask, &all).await;
         assert_eq!(told, keys(&["1"]));
@@ -371,7 +386,7 @@ fn a_lease_shows_its_keys_of_the_namespace_and_is_revoked_only_with_those() {
                     tenants.member.called(REVOKE).await.reply(b"").await;
                 }
             };
-            let (outcome, ()) = tokio::join!(alice.call(REVOKE, b"\x08\x07"), script);
+            let (outcome, ()) = tokio::join!(alice.call(REVOKE, &revoke), script);
             let code = if allowed { Code::Ok } else { Code::PermissionDenied };
             assert_eq!(outcome.end.code(), Some(code), "{attached:?}");
             assert!(tenants.member.was_called_again().is_none());

@@ -1,15 +1,19 @@
-//! Resolves namespaces: `namespace` of a listener and of a binding.
+//! Resolves namespaces: `namespace` of a listener and of a binding, and `namespace_leases`.
 //!
 //! Owns: the validity of each namespace, and of all together. Must not know: the namespace of a caller.
 //! Invariants (docs/decisions.md#d56): no namespace is empty; the namespaces of two users never contain each
-//! other; two namespaces that some caller would have at once are a fault as far as the file shows.
+//! other; two namespaces that some caller would have at once, or whose leases have the same ids, are a fault
+//! as far as the file shows.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Resolver;
 use crate::config::policy_document::{KeyTemplate, PolicyBinding, PolicyDocument};
-use crate::config::toml_file::TomlListener;
+use crate::config::toml_file::{TomlListener, TomlNamespaceLeases};
 use crate::config::{Conditions, Listener};
+use crate::rpc::namespace::Namespace;
+use crate::rpc::namespace::lease_ids::LeaseScope;
 
 impl Resolver<'_> {
     /// Takes the namespaces out of the listeners' rows.
@@ -38,6 +42,18 @@ impl Resolver<'_> {
         Some(template)
     }
 
+    /// The leases that callers in a namespace can name.
+    pub(super) fn namespace_leases(&mut self, leases: Option<TomlNamespaceLeases>) -> LeaseScope {
+        match leases {
+            None | Some(TomlNamespaceLeases::Own) => LeaseScope::Own,
+            Some(TomlNamespaceLeases::Any) => {
+                let reason = "callers in a namespace use the leases of all others too; \"own\" ends that";
+                self.findings.warn("policy.namespace_leases", reason);
+                LeaseScope::Any
+            }
+        }
+    }
+
     /// Checks the namespaces of all bindings with each other.
     pub(super) fn check_namespaces(&mut self, bindings: &[PolicyBinding]) {
         let named = |at: usize| bindings.get(at).and_then(|binding| binding.namespace.as_ref());
@@ -58,6 +74,21 @@ impl Resolver<'_> {
                 if other_namespace.is_beginning_of(namespace) {
                     self.warn_of_containing(&path, &format!("binding[{other_at}]"));
                 }
+            }
+        }
+        self.check_lease_ids(of_bindings(bindings));
+    }
+
+    /// Finds namespaces whose leases have the same ids. The texts of variables are not known here.
+    fn check_lease_ids<'k>(&mut self, namespaces: impl Iterator<Item = (String, &'k KeyTemplate)>) {
+        let mut known: HashMap<i64, (String, Namespace)> = HashMap::new();
+        for (path, template) in namespaces {
+            let Some(namespace) = template.fixed().and_then(Namespace::new) else { continue };
+            let (place, other) =
+                known.entry(namespace.lease_bits()).or_insert_with(|| (path.clone(), namespace.clone()));
+            if *other != namespace {
+                let reason = format!("has the lease ids of {place}, by chance: choose another prefix");
+                self.findings.fault(&path, reason);
             }
         }
     }
@@ -95,6 +126,11 @@ impl Resolver<'_> {
                 }
             }
         }
+        let of_listeners = namespaces.iter().map(|(name, namespace)| {
+            let at = listeners.iter().position(|listener| listener.name == *name).unwrap_or_default();
+            (format!("listener[{at}].namespace"), namespace)
+        });
+        self.check_lease_ids(of_bindings(&document.bindings).chain(of_listeners));
     }
 
     /// A warning and no fault: an operator may want to see the keys of all users.
@@ -103,6 +139,13 @@ impl Resolver<'_> {
             format!("lies within the namespace of {other}, whose callers see and change these keys too");
         self.findings.warn(path, reason);
     }
+}
+
+/// The namespaces of bindings, with their paths.
+fn of_bindings(bindings: &[PolicyBinding]) -> impl Iterator<Item = (String, &KeyTemplate)> {
+    let bindings = bindings.iter().enumerate();
+    bindings
+        .filter_map(|(at, binding)| Some((format!("binding[{at}].namespace"), binding.namespace.as_ref()?)))
 }
 
 /// True if every caller bound by `one` is bound by `other` too, as far as their texts show.
@@ -127,6 +170,7 @@ fn implies(one: &PolicyBinding, other: &PolicyBinding) -> bool {
 mod tests {
     use crate::config::Config;
     use crate::config::findings::ConfigFaults;
+    use crate::rpc::namespace::lease_ids::LeaseScope;
 
     fn bindings(rows: &[(&str, &str)]) -> String {
         let row =
@@ -166,6 +210,31 @@ mod tests {
         assert_eq!(told(&[(narrow, "/b/"), (A, "/a/")]), Err(vec!["binding[0].namespace".to_owned()]));
         assert_eq!(told(&[(A, "/a/"), (A, "/a/")]), Ok(Vec::new()), "the same twice");
         assert_eq!(told(&[(A, "/a/"), (B, "/b/")]), Ok(Vec::new()));
+    }
+
+    /// The leases of either would be those of the other.
+    #[test]
+    fn two_namespaces_with_the_same_lease_ids_are_a_fault() {
+        let second = Err(vec!["binding[1].namespace".to_owned()]);
+        assert_eq!(told(&[(A, "/139399/"), (B, "/151745/")]), second);
+        assert_eq!(told(&[(A, "/139399/"), (B, "/151746/")]), Ok(Vec::new()));
+        let faults = config("namespace = '/139399/'", &bindings(&[(A, "/151745/")])).unwrap_err();
+        let paths: Vec<_> = faults.iter().map(|fault| fault.path.clone()).collect();
+        assert_eq!(paths, ["listener[0].namespace"]);
+    }
+
+    #[test]
+    fn leases_of_all_others_are_a_warning() {
+        let (read, _) = config("namespace = '/l/'", "").unwrap();
+        assert_eq!(read.policy.namespace_leases, LeaseScope::Own);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        let text = "[[listener]]\nname = 'one'\naddress = '127.0.0.1:1'\nnamespace = '/l/'\n\
+             [cluster]\nendpoints = ['http://127.0.0.1:2']\n[policy]\nnamespace_leases = 'any'\n";
+        std::fs::write(&path, text).unwrap();
+        let (read, warnings) = crate::config::load(&path).unwrap();
+        assert_eq!(read.policy.namespace_leases, LeaseScope::Any);
+        assert!(warnings.iter().any(|warning| warning.path == "policy.namespace_leases"), "{warnings:?}");
     }
 
     #[test]

@@ -118,6 +118,7 @@ impl Resolver<'_> {
         }
         let document = document.unwrap_or_default();
         self.check_listener_namespaces(&listener_namespaces, listeners, &document);
+        let namespace_leases = self.namespace_leases(policy.namespace_leases);
         PolicySettings {
             mode,
             unknown_methods: match policy.unknown_methods {
@@ -131,6 +132,7 @@ impl Resolver<'_> {
             document: Arc::new(document),
             stored,
             listener_namespaces,
+            namespace_leases,
             limits_mode: policy.limits_mode.map_or(PolicyMode::Enforce, self::mode),
             peer_limits: policy
                 .peer_limits

@@ -1,25 +1,30 @@
-//! The fields with keys in etcd's requests and answers.
+//! The fields with keys and leases in etcd's requests and answers.
 //!
-//! Owns: the table of fields. Must not know: prefixes. Invariant: a message listed as a set of operations has
-//! no unknown fields, since an unknown operation may name any key.
+//! Owns: the table of fields. Must not know: prefixes, ids of leases. Invariant: a message listed as a set of
+//! operations has no unknown fields, since an unknown operation may name any key.
 
 use crate::rpc::method::Method;
 use crate::rpc::schema::MessageId;
 
-/// A message with keys, or with messages with keys.
+/// A message with keys or leases, or with messages with keys or leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KeyedMessage {
     /// RangeRequest, DeleteRangeRequest.
     KeyAndEnd,
-    /// PutRequest, UnlockRequest, and LockResponse by [`KeyedMessage::LockAnswer`].
+    /// UnlockRequest.
     Key,
+    Put,
     Txn,
     Op,
     Compare,
     WatchRequest,
     WatchCreate,
-    /// LockRequest, CampaignRequest, LeaderRequest: the queue's keys are `name/`.
+    /// LeaderRequest: the queue's keys are `name/`.
     Queue,
+    /// LockRequest, CampaignRequest.
+    QueueOfLease,
+    /// LeaseRevokeRequest, LeaseKeepAliveRequest, LeaseTimeToLiveRequest.
+    LeaseId,
     /// ProclaimRequest, ResignRequest.
     LeaderHolder,
     LeaderKey,
@@ -32,6 +37,7 @@ pub(super) enum KeyedMessage {
     WatchAnswer,
     Event,
     LeaseKeysAnswer,
+    LeasesAnswer,
     LockAnswer,
     CampaignAnswer,
     LeaderAnswer,
@@ -48,8 +54,13 @@ pub(super) enum FieldRole {
     RangeEnd,
     /// One of many keys: keys outside of the namespace are left out of an answer.
     ListedKey,
-    /// A message with keys.
+    /// A message with keys or leases.
     Message(KeyedMessage),
+    /// A lease.
+    Lease,
+    /// One of many messages with a lease in field 1: leases outside of the namespace are left out of an
+    /// answer.
+    ListedLease,
     /// An operation unknown here.
     Unknown,
 }
@@ -66,17 +77,23 @@ pub(super) enum EmptyKey {
 }
 
 use EmptyKey::{First, Name, Refused};
-use FieldRole::{Key, ListedKey, Message, Plain, RangeEnd, Unknown};
+use FieldRole::{Key, Lease, ListedKey, ListedLease, Message, Plain, RangeEnd, Unknown};
 
 impl KeyedMessage {
-    /// The message of a request; `None` for a request without keys.
+    /// The message of a request; `None` for a request without keys and without a lease of before. The id of a
+    /// LeaseGrantRequest is drawn (`lease_ids`).
     pub(super) fn of_request(request: MessageId) -> Option<Self> {
         Some(match request {
             MessageId::RangeRequest | MessageId::DeleteRangeRequest => Self::KeyAndEnd,
-            MessageId::PutRequest | MessageId::UnlockRequest => Self::Key,
+            MessageId::PutRequest => Self::Put,
+            MessageId::UnlockRequest => Self::Key,
             MessageId::TxnRequest => Self::Txn,
             MessageId::WatchRequest => Self::WatchRequest,
-            MessageId::LockRequest | MessageId::CampaignRequest | MessageId::LeaderRequest => Self::Queue,
+            MessageId::LeaderRequest => Self::Queue,
+            MessageId::LockRequest | MessageId::CampaignRequest => Self::QueueOfLease,
+            MessageId::LeaseRevokeRequest
+            | MessageId::LeaseKeepAliveRequest
+            | MessageId::LeaseTimeToLiveRequest => Self::LeaseId,
             MessageId::ProclaimRequest | MessageId::ResignRequest => Self::LeaderHolder,
             _ => return None,
         })
@@ -91,6 +108,7 @@ impl KeyedMessage {
             MessageId::TxnRequest => Self::TxnAnswer,
             MessageId::WatchRequest => Self::WatchAnswer,
             MessageId::LeaseTimeToLiveRequest => Self::LeaseKeysAnswer,
+            MessageId::LeaseLeasesRequest => Self::LeasesAnswer,
             MessageId::LockRequest => Self::LockAnswer,
             MessageId::CampaignRequest => Self::CampaignAnswer,
             MessageId::LeaderRequest => Self::LeaderAnswer,
@@ -101,18 +119,19 @@ impl KeyedMessage {
     /// The role of the field `number`.
     pub(super) fn role(self, number: u32) -> FieldRole {
         match (self, number) {
-            (Self::KeyAndEnd | Self::Key, 1) | (Self::Compare, 3) => Key(Refused),
+            (Self::KeyAndEnd | Self::Key | Self::Put, 1) | (Self::Compare, 3) => Key(Refused),
+            (Self::Put, 3) | (Self::QueueOfLease, 2) | (Self::LeaderKey, 4) | (Self::LeaseId, 1) => Lease,
             (Self::KeyAndEnd | Self::WatchCreate, 2) | (Self::Compare, 64) => RangeEnd,
             (Self::Txn, 1) => Message(Self::Compare),
             (Self::Txn, 2 | 3) => Message(Self::Op),
             (Self::Op, 1 | 3) => Message(Self::KeyAndEnd),
-            (Self::Op, 2) => Message(Self::Key),
+            (Self::Op, 2) => Message(Self::Put),
             (Self::Op, 4) => Message(Self::Txn),
             (Self::WatchRequest, 1) => Message(Self::WatchCreate),
             // Cancel and progress name no key.
             (Self::WatchRequest, 2 | 3) => Plain,
             (Self::WatchCreate, 1) => Key(First),
-            (Self::Queue, 1) | (Self::LeaderKey, 1) => Key(Name),
+            (Self::Queue | Self::QueueOfLease | Self::LeaderKey, 1) => Key(Name),
             (Self::LeaderHolder, 1) | (Self::CampaignAnswer, 2) => Message(Self::LeaderKey),
             (Self::LeaderKey, 2) | (Self::KeyValue, 1) | (Self::LockAnswer, 2) => Key(Refused),
             (Self::RangeAnswer, 2) | (Self::PutAnswer, 2) | (Self::DeleteAnswer, 3) => {
@@ -126,6 +145,7 @@ impl KeyedMessage {
             (Self::WatchAnswer, 11) => Message(Self::Event),
             (Self::Event, 2 | 3) | (Self::LeaderAnswer, 2) => Message(Self::KeyValue),
             (Self::LeaseKeysAnswer, 5) => ListedKey,
+            (Self::LeasesAnswer, 2) => ListedLease,
             (Self::Txn | Self::Op | Self::OpAnswer | Self::WatchRequest, _) => Unknown,
             _ => Plain,
         }
@@ -134,10 +154,10 @@ impl KeyedMessage {
     /// The key that every message of this kind has, or needs: its number and the meaning of its absence.
     pub(super) fn required_key(self) -> Option<(u32, EmptyKey)> {
         match self {
-            Self::KeyAndEnd | Self::Key | Self::KeyValue => Some((1, Refused)),
+            Self::KeyAndEnd | Self::Key | Self::Put | Self::KeyValue => Some((1, Refused)),
             Self::Compare => Some((3, Refused)),
             Self::WatchCreate => Some((1, First)),
-            Self::Queue => Some((1, Name)),
+            Self::Queue | Self::QueueOfLease => Some((1, Name)),
             Self::LeaderKey | Self::LockAnswer => Some((2, Refused)),
             _ => None,
         }

@@ -1,6 +1,6 @@
-//! The splice of a message: key fields are replaced, and the lengths around them.
+//! The splice of a message: fields with keys and leases are replaced, and the lengths around them.
 //!
-//! Owns: the walk through nested messages, and the writing. Must not know: which fields hold keys.
+//! Owns: the walk through nested messages, and the writing. Must not know: which fields hold keys or leases.
 //! Invariants: time and memory are linear in the message and its inserted prefixes, however deep its Txns are
 //! nested; nothing is recursive.
 
@@ -9,15 +9,19 @@ use std::ops::Range;
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::key_fields::{EmptyKey, FieldRole, KeyedMessage};
-use super::{Namespace, NamespaceFault};
+use super::lease_ids::LeaseScope;
+use super::{Namespace, NamespaceFault, SplicedRequest};
 use crate::rpc::frame;
-use crate::rpc::scan::{ScanFault, WireField, WireFields, append_length, length_of_prefix};
+use crate::rpc::scan::{
+    ScanFault, WireField, WireFields, append_length, append_varint_field, length_of_prefix,
+    length_of_varint_field,
+};
 
 /// The way of a message.
 #[derive(Clone, Copy)]
 pub(super) enum SpliceDirection<'n> {
-    /// To a member: keys get the prefix.
-    Upstream(&'n Namespace),
+    /// To a member: keys get the prefix, and leases outside of the scope become no lease.
+    Upstream(&'n Namespace, LeaseScope),
     /// To a client: keys lose the prefix.
     Downstream(&'n Namespace),
 }
@@ -37,6 +41,8 @@ enum Piece {
     Open(u32),
     /// The end of the field opened last.
     Close,
+    /// The field with this number with the id that is never a lease.
+    NoLease(u32),
 }
 
 /// A message being walked through.
@@ -56,20 +62,21 @@ struct Splicing<'n> {
     /// Bytes of all pieces without the beginnings of fields.
     length: usize,
     max: usize,
+    /// A lease outside of the namespace.
+    foreign_lease: Option<i64>,
 }
 
-/// Splices `body`, a message of the given kind. Returns the framed result, which has at most `max` bytes
-/// without its frame.
+/// Splices `body`, a message of the given kind. The result has at most `max` bytes without its frame.
 pub(super) fn splice(
     body: &[u8],
     kind: KeyedMessage,
     direction: SpliceDirection<'_>,
     max: usize,
-) -> Result<Bytes, NamespaceFault> {
+) -> Result<SplicedRequest, NamespaceFault> {
     if u32::try_from(body.len()).is_err() {
         return Err(NamespaceFault::Unreadable);
     }
-    let mut splicing = Splicing { direction, pieces: Vec::new(), length: 0, max };
+    let mut splicing = Splicing { direction, pieces: Vec::new(), length: 0, max, foreign_lease: None };
     let mut level = MessageLevel { kind, fields: WireFields::new(body), base: 0, has_key: false };
     // The enclosing messages lie on the heap: a client determines their number.
     let mut enclosing = Vec::new();
@@ -85,7 +92,8 @@ pub(super) fn splice(
             enclosing.push(std::mem::replace(&mut level, nested));
         }
     }
-    splicing.write(body)
+    let foreign_lease = splicing.foreign_lease;
+    splicing.write(body).map(|framed| SplicedRequest { framed, foreign_lease })
 }
 
 impl From<ScanFault> for NamespaceFault {
@@ -102,16 +110,17 @@ impl Splicing<'_> {
         field: &WireField<'a>,
     ) -> Result<Option<MessageLevel<'a>>, NamespaceFault> {
         let role = level.kind.role(field.number);
+        let whole = level.base + field.range.start..level.base + field.range.end;
         let bytes = match role {
-            FieldRole::Plain => {
-                self.copy(level.base + field.range.start..level.base + field.range.end)?;
-                return Ok(None);
+            FieldRole::Plain => return self.copy(whole).map(|()| None),
+            FieldRole::Lease => {
+                let lease = field.value.signed().ok_or(NamespaceFault::Unreadable)?;
+                return self.lease(field.number, lease, whole).map(|()| None);
             }
             FieldRole::Unknown => return Err(NamespaceFault::UnknownOperation),
             _ => field.value.bytes().ok_or(NamespaceFault::Unreadable)?,
         };
-        let end = level.base + field.range.end;
-        let at = end - bytes.len()..end;
+        let at = whole.end - bytes.len()..whole.end;
         let number = field.number;
         match role {
             FieldRole::Message(kind) => {
@@ -128,9 +137,43 @@ impl Splicing<'_> {
                 Ok(()) | Err(NamespaceFault::Outside) => {}
                 Err(fault) => return Err(fault),
             },
-            FieldRole::Plain | FieldRole::Unknown => {}
+            FieldRole::ListedLease if self.lists(bytes)? => self.copy(whole)?,
+            FieldRole::ListedLease | FieldRole::Plain | FieldRole::Lease | FieldRole::Unknown => {}
         }
         Ok(None)
+    }
+
+    /// A lease; 0 is no lease. An answer shows leases as they are, since its keys are of the namespace.
+    fn lease(&mut self, number: u32, lease: i64, at: Range<usize>) -> Result<(), NamespaceFault> {
+        let SpliceDirection::Upstream(namespace, scope) = self.direction else {
+            return self.copy(at);
+        };
+        if lease == 0 || namespace.has_lease(lease) {
+            return self.copy(at);
+        }
+        self.foreign_lease = Some(lease);
+        match scope {
+            LeaseScope::Any => self.copy(at),
+            LeaseScope::Own => {
+                let length = length_of_varint_field(number, namespace.no_lease.cast_unsigned());
+                self.insert(Piece::NoLease(number), length)
+            }
+        }
+    }
+
+    /// True if the lease of a message in an answer is shown.
+    fn lists(&self, message: &[u8]) -> Result<bool, NamespaceFault> {
+        let SpliceDirection::Downstream(namespace) = self.direction else {
+            return Err(NamespaceFault::Unreadable);
+        };
+        let mut lease = 0;
+        for field in WireFields::new(message) {
+            let field = field?;
+            if field.number == 1 {
+                lease = field.value.signed().ok_or(NamespaceFault::Unreadable)?;
+            }
+        }
+        Ok(namespace.has_lease(lease))
     }
 
     /// Adds the required key of a message that has none.
@@ -149,7 +192,7 @@ impl Splicing<'_> {
         empty: EmptyKey,
     ) -> Result<(), NamespaceFault> {
         match self.direction {
-            SpliceDirection::Upstream(namespace) => {
+            SpliceDirection::Upstream(namespace, _) => {
                 if key.is_empty() && empty == EmptyKey::Refused {
                     return Err(NamespaceFault::EmptyKey);
                 }
@@ -173,7 +216,7 @@ impl Splicing<'_> {
     }
 
     fn range_end(&mut self, number: u32, end: &[u8], at: Range<usize>) -> Result<(), NamespaceFault> {
-        let SpliceDirection::Upstream(namespace) = self.direction else {
+        let SpliceDirection::Upstream(namespace, _) = self.direction else {
             return Err(NamespaceFault::Unreadable);
         };
         self.pieces.push(Piece::Open(number));
@@ -213,7 +256,9 @@ impl Splicing<'_> {
 
     /// Writes the pieces in a frame.
     fn write(self, body: &[u8]) -> Result<Bytes, NamespaceFault> {
-        let (SpliceDirection::Upstream(namespace) | SpliceDirection::Downstream(namespace)) = self.direction;
+        let (SpliceDirection::Upstream(namespace, _) | SpliceDirection::Downstream(namespace)) =
+            self.direction;
+        let no_lease = namespace.no_lease.cast_unsigned();
         // From the last piece to the first: the length of a field is known at its beginning.
         let (mut total, mut ends, mut lengths) = (0, Vec::new(), Vec::new());
         for piece in self.pieces.iter().rev() {
@@ -222,6 +267,7 @@ impl Splicing<'_> {
                 Piece::Prefix => total += namespace.prefix.len(),
                 Piece::End => total += namespace.end.len(),
                 Piece::Zero => total += 1,
+                Piece::NoLease(number) => total += length_of_varint_field(number, no_lease),
                 Piece::Close => ends.push(total),
                 Piece::Open(number) => {
                     let length = total - ends.pop().unwrap_or_default();
@@ -241,6 +287,7 @@ impl Splicing<'_> {
                 Piece::Prefix => out.put_slice(&namespace.prefix),
                 Piece::End => out.put_slice(&namespace.end),
                 Piece::Zero => out.put_u8(0),
+                Piece::NoLease(number) => append_varint_field(&mut out, number, no_lease),
                 Piece::Open(number) => append_length(&mut out, number, lengths.pop().unwrap_or_default()),
                 Piece::Close => {}
             }

@@ -9,14 +9,16 @@ use prost::Message as _;
 use prost_types::field_descriptor_proto::Type;
 use prost_types::{DescriptorProto, FileDescriptorSet};
 
+use super::key_fields::FieldRole;
 use super::*;
 use crate::pb::etcdserverpb::compare::TargetUnion;
 use crate::pb::etcdserverpb::request_op::Request;
 use crate::pb::etcdserverpb::response_op::Response;
 use crate::pb::etcdserverpb::watch_request::RequestUnion;
 use crate::pb::etcdserverpb::{
-    Compare, DeleteRangeRequest, DeleteRangeResponse, LeaseTimeToLiveResponse, PutRequest, PutResponse,
-    RangeRequest, RangeResponse, RequestOp, ResponseHeader, ResponseOp, TxnRequest, TxnResponse,
+    Compare, DeleteRangeRequest, DeleteRangeResponse, LeaseKeepAliveRequest, LeaseLeasesResponse,
+    LeaseRevokeRequest, LeaseStatus, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, PutRequest,
+    PutResponse, RangeRequest, RangeResponse, RequestOp, ResponseHeader, ResponseOp, TxnRequest, TxnResponse,
     WatchCreateRequest, WatchRequest, WatchResponse,
 };
 use crate::pb::mvccpb::{Event, KeyValue};
@@ -41,8 +43,8 @@ fn unframed(framed: Bytes) -> Vec<u8> {
 }
 
 fn up(prefix: &[u8], request: MessageId, body: &[u8]) -> Result<Vec<u8>, NamespaceFault> {
-    let spliced = namespace(prefix).splice_request(request, body, MAX)?;
-    Ok(spliced.map_or_else(|| body.to_vec(), unframed))
+    let spliced = namespace(prefix).splice_request(request, body, MAX, LeaseScope::Own)?;
+    Ok(spliced.map_or_else(|| body.to_vec(), |spliced| unframed(spliced.framed)))
 }
 
 fn down(prefix: &[u8], path: &str, body: &[u8]) -> Result<Vec<u8>, NamespaceFault> {
@@ -304,7 +306,9 @@ proptest! {
     #[test]
     fn any_bytes_are_a_splice_or_a_fault(prefix in text(1..4), body: Vec<u8>, method in 0..METHODS.len()) {
         let (namespace, method) = (namespace(&prefix), &METHODS[method]);
-        for spliced in [namespace.splice_request(method.body, &body, 64), namespace.splice_answer(method, &body)] {
+        let request = namespace.splice_request(method.body, &body, 64, LeaseScope::Own);
+        let request = request.map(|spliced| spliced.map(|spliced| spliced.framed));
+        for spliced in [request, namespace.splice_answer(method, &body)] {
             if let Ok(Some(framed)) = spliced {
                 prop_assert!(crate::rpc::frame::unary(&framed).is_ok());
             }
@@ -426,17 +430,18 @@ fn an_unknown_operation_is_refused() {
 
 #[test]
 fn locks_and_elections_have_their_names_and_keys_in_the_namespace() {
-    let lock = LockRequest { name: "n".into(), lease: 7 };
-    assert_eq!(in_tenant(MessageId::LockRequest, &lock).name, "t/n");
+    let lease = namespace(b"t/").draw_lease().expect("random bytes");
+    let lock = LockRequest { name: "n".into(), lease };
+    assert_eq!(in_tenant(MessageId::LockRequest, &lock), LockRequest { name: "t/n".into(), lease });
     assert_eq!(in_tenant(MessageId::LockRequest, &LockRequest::default()).name, "t/", "the queue is /");
     assert_eq!(in_tenant(MessageId::UnlockRequest, &UnlockRequest { key: "n/7".into() }).key, "t/n/7");
-    let campaign = CampaignRequest { name: "e".into(), lease: 7, value: "v".into() };
+    let campaign = CampaignRequest { name: "e".into(), lease, value: "v".into() };
     assert_eq!(
         in_tenant(MessageId::CampaignRequest, &campaign),
         CampaignRequest { name: "t/e".into(), ..campaign }
     );
     assert_eq!(in_tenant(MessageId::LeaderRequest, &LeaderRequest { name: "e".into() }).name, "t/e");
-    let own = LeaderKey { name: "e".into(), key: "e/7".into(), rev: 3, lease: 7 };
+    let own = LeaderKey { name: "e".into(), key: "e/7".into(), rev: 3, lease };
     let real = LeaderKey { name: "t/e".into(), key: "t/e/7".into(), ..own.clone() };
     let proclaim = ProclaimRequest { leader: Some(own.clone()), value: "v".into() };
     assert_eq!(in_tenant(MessageId::ProclaimRequest, &proclaim).leader, Some(real.clone()));
@@ -462,9 +467,10 @@ fn many_small_keys_are_refused_before_their_prefixes_take_much_memory() {
     let compare = Compare { key: "k".into(), ..Default::default() };
     let txn = TxnRequest { compare: vec![compare; 1000], ..Default::default() }.encode_to_vec();
     let long = namespace(&[b'x'; 100]);
-    let refused = long.splice_request(MessageId::TxnRequest, &txn, 50_000);
+    let splice = |max| long.splice_request(MessageId::TxnRequest, &txn, max, LeaseScope::Own);
+    let refused = splice(50_000);
     assert!(matches!(refused, Err(NamespaceFault::TooLarge(got)) if got < 50_200), "{refused:?}");
-    assert!(long.splice_request(MessageId::TxnRequest, &txn, 200_000).is_ok());
+    assert!(splice(200_000).is_ok());
 }
 
 /// As deep as a body may be: neither the stack nor the time limits the splice.
@@ -496,14 +502,16 @@ fn a_deep_txn_is_spliced_in_linear_time() {
     assert!(up(b"t/", MessageId::TxnRequest, &body).is_ok());
 }
 
-/// A method with keys that is missing in the table would pass keys as they are.
+/// A method with keys or a lease that is missing in the table would pass both as they are. The id of a
+/// LeaseGrant is drawn.
 #[test]
-fn every_request_with_keys_is_in_the_table() {
+fn every_request_with_keys_or_a_lease_is_in_the_table() {
     let has_keys = |request: MessageId| {
         let message = &DESCRIBED[&format!(".{}", request.message().name)];
         message.field.iter().any(|field| {
             let keyed = ["key", "range_end", "name", "leader", "compare", "create_request"];
             keyed.contains(&field.name()) && field.r#type() != Type::String
+                || message.name().starts_with("Lease") && request != MessageId::LeaseGrantRequest
         })
     };
     let mut count = 0;
@@ -512,5 +520,150 @@ fn every_request_with_keys_is_in_the_table() {
         assert_eq!(spliced, has_keys(method.body), "{}", method.path);
         count += usize::from(spliced);
     }
-    assert_eq!(count, 13);
+    assert_eq!(count, 16);
+}
+
+/// Every field of etcd's requests that is a lease by its name or message has that role.
+#[test]
+fn every_field_with_a_lease_is_in_the_table() {
+    let mut found = Vec::new();
+    let mut visit = vec![];
+    for method in METHODS {
+        visit.extend(
+            KeyedMessage::of_request(method.body).map(|kind| (kind, method.body.message().name.to_owned())),
+        );
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    while let Some((kind, name)) = visit.pop() {
+        if !seen.insert(name.clone()) {
+            continue;
+        }
+        let message = &DESCRIBED[&format!(".{name}")];
+        for field in &message.field {
+            let number = u32::try_from(field.number()).expect("small");
+            let is_lease = field.name() == "lease" || field.name() == "ID";
+            let role = kind.role(number);
+            // A compare reads the lease of a key of the namespace.
+            if !name.ends_with(".Compare") {
+                assert_eq!(is_lease, role == FieldRole::Lease, "{name}.{}", field.name());
+            }
+            if is_lease {
+                found.push(format!("{}.{}", message.name(), field.name()));
+            }
+            if let FieldRole::Message(nested) = role {
+                visit.push((nested, field.type_name()[1..].to_owned()));
+            }
+        }
+    }
+    found.sort();
+    let leases = ["CampaignRequest.lease", "Compare.lease", "LeaderKey.lease", "LeaseKeepAliveRequest.ID"];
+    let more =
+        ["LeaseRevokeRequest.ID", "LeaseTimeToLiveRequest.ID", "LockRequest.lease", "PutRequest.lease"];
+    assert_eq!(found, [leases, more].concat());
+}
+
+fn spliced_lease<M: prost::Message + Default>(
+    request: MessageId,
+    message: &M,
+    scope: LeaseScope,
+) -> (M, Option<i64>) {
+    let spliced = namespace(b"t/").splice_request(request, &message.encode_to_vec(), MAX, scope);
+    let spliced = spliced.expect("spliced").expect("with keys or a lease");
+    (M::decode(&unframed(spliced.framed)[..]).expect("a message"), spliced.foreign_lease)
+}
+
+/// Wherever a request names a lease, etcd finds a lease of the namespace, or none.
+#[test]
+fn a_foreign_lease_is_no_lease_in_every_request() {
+    let (own, other) = (namespace(b"t/"), namespace(b"u/"));
+    let [mine, theirs] = [&own, &other].map(|namespace| namespace.draw_lease().expect("random bytes"));
+    let revoke = |id| LeaseRevokeRequest { id };
+    let renew = |id| LeaseKeepAliveRequest { id };
+    let time = |id| LeaseTimeToLiveRequest { id, keys: true };
+    let put = |lease| PutRequest { key: "k".into(), lease, prev_kv: true, ..Default::default() };
+    let lock = |lease| LockRequest { name: "n".into(), lease };
+    let campaign = |lease| CampaignRequest { name: "n".into(), lease, value: "v".into() };
+    let leader = |lease| Some(LeaderKey { name: "n".into(), key: "n/1".into(), rev: 3, lease });
+    let proclaim = |lease| ProclaimRequest { leader: leader(lease), value: "v".into() };
+    let resign = |lease| ResignRequest { leader: leader(lease) };
+    let op = |request| RequestOp { request: Some(request) };
+    let txn = |lease| {
+        let inner = TxnRequest {
+            success: vec![op(Request::RequestPut(put(mine)))],
+            failure: vec![
+                op(Request::RequestPut(put(lease))),
+                op(Request::RequestRange(RangeRequest { key: "k".into(), ..Default::default() })),
+            ],
+            ..Default::default()
+        };
+        TxnRequest {
+            success: vec![op(Request::RequestPut(put(lease)))],
+            failure: vec![op(Request::RequestTxn(inner)), op(Request::RequestPut(put(0)))],
+            ..Default::default()
+        }
+    };
+    for (named, sent, foreign) in [
+        (mine, mine, None),
+        (0, 0, None),
+        (theirs, own.lease_bits(), Some(theirs)),
+        (7, own.lease_bits(), Some(7)),
+        (-7, own.lease_bits(), Some(-7)),
+        (own.lease_bits(), own.lease_bits(), Some(own.lease_bits())),
+    ] {
+        fn check<M: prost::Message + Default + PartialEq + std::fmt::Debug>(
+            request: MessageId,
+            named: M,
+            sent: M,
+            foreign: Option<i64>,
+            without_prefix: impl Fn(M) -> M,
+        ) {
+            let (found, told) = spliced_lease(request, &named, LeaseScope::Own);
+            assert_eq!((without_prefix(found), told), (sent, foreign), "{request:?}");
+            let (found, told) = spliced_lease(request, &named, LeaseScope::Any);
+            assert_eq!((without_prefix(found), told), (named, foreign), "{request:?}, of any namespace");
+        }
+        let short = |key: &Bytes| key.strip_prefix(b"t/").map(Bytes::copy_from_slice).expect("the prefix");
+        let short_leader = move |leader: Option<LeaderKey>| {
+            leader.map(|leader| LeaderKey { name: short(&leader.name), key: short(&leader.key), ..leader })
+        };
+        check(MessageId::LeaseRevokeRequest, revoke(named), revoke(sent), foreign, |same| same);
+        check(MessageId::LeaseKeepAliveRequest, renew(named), renew(sent), foreign, |same| same);
+        check(MessageId::LeaseTimeToLiveRequest, time(named), time(sent), foreign, |same| same);
+        check(MessageId::PutRequest, put(named), put(sent), foreign, |put| PutRequest {
+            key: short(&put.key),
+            ..put
+        });
+        check(MessageId::LockRequest, lock(named), lock(sent), foreign, |lock| LockRequest {
+            name: short(&lock.name),
+            ..lock
+        });
+        check(MessageId::CampaignRequest, campaign(named), campaign(sent), foreign, |run| CampaignRequest {
+            name: short(&run.name),
+            ..run
+        });
+        check(MessageId::ProclaimRequest, proclaim(named), proclaim(sent), foreign, |all| ProclaimRequest {
+            leader: short_leader(all.leader),
+            ..all
+        });
+        check(MessageId::ResignRequest, resign(named), resign(sent), foreign, |all| ResignRequest {
+            leader: short_leader(all.leader),
+        });
+        // The keys are those of the reference.
+        let (found, told) = spliced_lease(MessageId::TxnRequest, &txn(named), LeaseScope::Own);
+        assert_eq!((found, told), (reference_txn(b"t/", txn(sent)), foreign));
+    }
+}
+
+#[test]
+fn a_list_of_leases_has_those_of_the_namespace() {
+    let own = namespace(b"t/");
+    let [first, second] = [0, 1].map(|_| own.draw_lease().expect("random bytes"));
+    let foreign = namespace(b"u/").draw_lease().expect("random bytes");
+    let list = |ids: &[i64]| LeaseLeasesResponse {
+        header: Some(ResponseHeader { revision: 7, ..Default::default() }),
+        leases: ids.iter().map(|id| LeaseStatus { id: *id }).collect(),
+    };
+    let path = "/etcdserverpb.Lease/LeaseLeases";
+    assert_eq!(shown(path, &list(&[first, foreign, 0, 7, second, own.lease_bits()])), list(&[first, second]));
+    assert_eq!(shown(path, &list(&[])), list(&[]));
 }
