@@ -62,8 +62,8 @@ pub(super) struct BudgetDefaults {
 }
 
 impl BudgetDefaults {
-    /// The defaults within `limit` bytes for the process: 3/32, 3/16 and 3/16 of the limit, up to the defaults
-    /// without a limit.
+    /// The defaults within `limit` bytes for the process: 3/32, 3/16 and 3/16 of the limit, up to the
+    /// defaults without a limit.
     pub(super) fn within(limit: Option<u64>) -> Self {
         let part = |of: u64, least: u64, most: u64| {
             limit.map_or(most, |limit| (limit / of * 3 / KIB * KIB).clamp(least, most))

@@ -93,7 +93,8 @@ impl ConnectionActivity {
         self.begin_stream();
     }
 
-    /// True if the connection's streams are health checks, as far as no call was admitted: a takeover is none.
+    /// True if the connection's streams are health checks, as far as no call was admitted: a takeover is
+    /// none.
     pub(super) fn has_health_checks(&self) -> bool {
         self.has_streams() && !self.is_taken_over.load(Ordering::Relaxed)
     }

@@ -100,8 +100,8 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     B: Body<Data = Bytes, Error = AnswerBroken> + 'static,
 {
-    /// Serves `io`. A request's head has at most `head_size` bytes; the first one is noted in `progress`. A turn
-    /// begins few requests, also if many have been read.
+    /// Serves `io`. A request's head has at most `head_size` bytes; the first one is noted in `progress`. A
+    /// turn begins few requests, also if many have been read.
     pub(super) fn new<F: Future<Output = Response<B>> + 'static>(
         io: T,
         head_size: u32,

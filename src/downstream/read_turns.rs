@@ -2,11 +2,11 @@
 //!
 //! Owns: the cost of a frame, of a byte and of a request, the budget of a turn, and the bytes read beyond the
 //! budget. Must not know: the services served, a frame's meaning beyond its length and type.
-//! Invariants: every protocol on a client's connection is read through a [`TurnReader`]. A turn is one poll of
-//! the connection's task, begun by the connection. A turn of HTTP/2 ends between two frames. A protocol whose
-//! frames are unknown here pays for each byte the share of its smallest frames, so it needs no rule of its own.
-//! Bytes left over are delivered in later turns, in order. A connection at the end of its turn goes to the back
-//! of the runtime's queue, so every ready task runs before the connection's next turn.
+//! Invariants: every protocol on a client's connection is read through a [`TurnReader`]. A turn is one poll
+//! of the connection's task, begun by the connection. A turn of HTTP/2 ends between two frames. A protocol
+//! whose frames are unknown here pays for each byte the share of its smallest frames, so it needs no rule of
+//! its own. Bytes left over are delivered in later turns, in order. A connection at the end of its turn goes
+//! to the back of the runtime's queue, so every ready task runs before the connection's next turn.
 
 use std::cell::Cell;
 use std::io;
@@ -24,8 +24,8 @@ use crate::downstream::turn_length::SHORT;
 const TURN: usize = 64 * 1024;
 /// Cost of a frame beside the frame's bytes: a PING of 17 bytes is more work than 17 bytes of a value.
 const FRAME: usize = 128;
-/// Cost of a byte whose frame is unknown: the smallest frames of WebSocket and the smallest chunks of HTTP/1 have
-/// six bytes, a line of a header less.
+/// Cost of a byte whose frame is unknown: the smallest frames of WebSocket and the smallest chunks of HTTP/1
+/// have six bytes, a line of a header less.
 const BYTE: usize = FRAME / 8;
 
 const HEAD: usize = 9;

@@ -1,8 +1,8 @@
 //! Byte budget for the Watch and Observe streams of a shard.
 //!
 //! Owns: the limit on held bytes, counted by client stream in a [`ByteAccount`], and the bytes held for a
-//! message to the client. Must not know: watches, elections, clients, or the reaction to an exceeded budget (an
-//! upstream stream is opened again; the client's stream goes on).
+//! message to the client. Must not know: watches, elections, clients, or the reaction to an exceeded budget
+//! (an upstream stream is opened again; the client's stream goes on).
 //! Invariants: a stream holding bytes alone always fits, so that a revision of any accepted size passes; a
 //! small amount is free, so that ordinary events do not touch the budget.
 

@@ -1,7 +1,7 @@
 //! The limit of the operating system on the memory of this process: that of its control group.
 //!
-//! Owns: reading the limit, of control groups of either version, of the group and of the groups above. Must not
-//! know: the use of the limit. Invariant: a limit that cannot be read is no limit.
+//! Owns: reading the limit, of control groups of either version, of the group and of the groups above. Must
+//! not know: the use of the limit. Invariant: a limit that cannot be read is no limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -161,8 +161,8 @@ impl ObserveStream {
     }
 }
 
-/// Ready once the client may be sent a message: over the shard's budget, a client with untaken messages is sent
-/// no further messages.
+/// Ready once the client may be sent a message: over the shard's budget, a client with untaken messages is
+/// sent no further messages.
 fn poll_room(
     client: &ReplySender,
     share: &StreamByteShare,

@@ -2,10 +2,10 @@
 //!
 //! Owns: the handshake (RFC 6455), the client's messages as the call's body, a message for each line of the
 //! answer, the time of a message. Must not know: the call, the form of a frame.
-//! Invariants: no message is held on either way: its bytes are passed on as they arrive, at most a piece waits
-//! for the call, and the call's body charges what it keeps. The client of a call with a single document is not
-//! read beyond that document, but for control frames. A client that does not read stops its answer. The call
-//! ends with the connection, and the connection with the answer.
+//! Invariants: no message is held on either way: its bytes are passed on as they arrive, at most a piece
+//! waits for the call, and the call's body charges what it keeps. The client of a call with a single document
+//! is not read beyond that document, but for control frames. A client that does not read stops its answer.
+//! The call ends with the connection, and the connection with the answer.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -355,7 +355,8 @@ async fn serve(face: RestFace, request: Request<()>, io: Box<dyn UpgradedStream>
     };
     let mut body = response.into_body();
     loop {
-        // Cancel-safe on both sides: a body's frame is taken whole, and bytes of the client stay in the socket.
+        // Cancel-safe on both sides: a body's frame is taken whole, and bytes of the client stay in the
+        // socket.
         let frame = tokio::select! {
             frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => frame,
             end = poll_fn(|cx| socket.poll_receive(cx)) => return socket.end(end).await,

@@ -1,8 +1,9 @@
 //! The frames of WebSocket (RFC 6455, section 5), on the server's side.
 //!
-//! Owns: the heads of frames, the mask, the order of a message's fragments, the limit on their number. Must not
-//! know: the connection, the meaning of a message. Invariants: no payload of a message is held: its bytes are
-//! passed on as they arrive, a control frame is taken whole. A fragment without a byte counts as a fragment.
+//! Owns: the heads of frames, the mask, the order of a message's fragments, the limit on their number. Must
+//! not know: the connection, the meaning of a message. Invariants: no payload of a message is held: its bytes
+//! are passed on as they arrive, a control frame is taken whole. A fragment without a byte counts as a
+//! fragment.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
@@ -398,8 +399,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any bytes: the same messages as tungstenite's, up to the first fault. Tungstenite refuses text that
-        /// is no UTF-8, which is left to the document's reader here.
+        /// For any bytes: the same messages as tungstenite's, up to the first fault. Tungstenite refuses text
+        /// that is no UTF-8, which is left to the document's reader here.
         #[test]
         fn any_bytes_are_read_as_by_another_reader(
             frames in prop::collection::vec(

@@ -17,8 +17,9 @@ use crate::refusal::Refusal;
 /// Bytes before each message: a flag and the length, big-endian.
 pub const PREFIX: usize = 5;
 
-/// The longest piece of bytes given to a client's connection at once: a frame of HTTP/2.
-pub const PIECE: usize = 16 * 1024;
+/// The longest piece of bytes given to a client's connection at once: less than a frame of HTTP/2, and the
+/// largest size for which jemalloc adds no page of its own.
+pub const PIECE: usize = 14 * 1024;
 
 /// A fault in a body's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -305,6 +306,17 @@ mod tests {
 
     use super::*;
     use crate::refusal::Code;
+
+    #[test]
+    fn pieces_are_the_bytes_in_order_and_share_no_memory() {
+        for length in [0, 1, PIECE, PIECE + 1, 3 * PIECE] {
+            let whole: Vec<u8> = (0..=255).cycle().take(length).collect();
+            let cut = pieces(whole.clone().into());
+            assert_eq!(cut.len(), length.div_ceil(PIECE).max(1));
+            assert!(cut.len() == 1 || cut.iter().all(Bytes::is_unique));
+            assert_eq!(cut.iter().flatten().copied().collect::<Vec<u8>>(), whole);
+        }
+    }
 
     #[test]
     fn a_unary_body_is_exactly_one_frame() {

@@ -1,7 +1,7 @@
 //! Checks of limits on usage, of shedding, and of the memory budgets.
 //!
-//! Owns: the words for limits. Must not know: how usage and memory are counted. Invariant: a limit that refuses
-//! now and then does its work, and is no finding.
+//! Owns: the words for limits. Must not know: how usage and memory are counted. Invariant: a limit that
+//! refuses now and then does its work, and is no finding.
 
 use super::{DoctorFindings, DoctorInputs};
 use crate::usage::exceeded::{LimitKind, LimitScope};
