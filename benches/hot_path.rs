@@ -364,7 +364,7 @@ fn record_put(log: &AuditLog, method: &'static Method, body: &[u8]) -> bool {
         limit: None,
         user_agent: Some("grpc-go/1.71.0"),
     };
-    log.record(Some(place), &record.with_ranges(&ranges));
+    log.record(Some(place), RoomShare::Common, &record.with_ranges(&ranges));
     visited.is_ok()
 }
 

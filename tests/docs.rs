@@ -315,6 +315,7 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
         "checks/stored_policy.rs",
         "checks/limits.rs",
         "checks/reloads.rs",
+        "checks/rule_reach.rs",
     ];
     let code = files.map(|file| read(format!("src/admin/doctor/{file}"))).concat();
     let code = code.split_whitespace().collect::<Vec<_>>().join(" ");

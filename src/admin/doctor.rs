@@ -18,11 +18,13 @@ use crate::config::reload_request::ReloadState;
 use crate::config::{Config, MappingOutcome};
 use crate::credentials::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
 use crate::downstream::connection_table::{ConnectionOccupancy, ConnectionTable};
+use crate::gateway::caller::Identities;
 use crate::identity::MemberId;
 use crate::members::discovery::keyward_page::keywards_among;
 use crate::members::discovery::metrics_page::{MemberHealthFigures, examine};
 use crate::members::discovery::survey::ClusterSurvey;
 use crate::members::membership::{AuthSetting, MembersHandle, Membership};
+use crate::policy::unreachable_rules::unreachable_rules;
 use crate::policy_store::PolicyRegister;
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
@@ -78,6 +80,8 @@ pub struct Doctor {
     pub pages: MetricsPages,
     /// The revocations.
     pub register: RevocationRegister,
+    /// The rules in force.
+    pub identities: Arc<Published<Identities>>,
     /// The policy stored in etcd, if configured.
     pub policy: Option<PolicyRegister>,
     /// Reads the roles of etcd users.
@@ -110,6 +114,7 @@ impl Doctor {
             keywards: &keywards,
             revocations_known: self.register.is_known(),
             stored_policy: self.policy.as_ref().map(PolicyRegister::status).as_deref(),
+            unreachable: &unreachable_rules(&config, self.identities.load().policy().document()),
             root_holders: &root_holders,
             connections: &self.connections.occupancy(),
             constant_limits: &self.usage.counters().constant(),
@@ -155,6 +160,7 @@ pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> D
         keywards: survey.map_or(&[], |survey| &survey.keywards),
         revocations_known: true,
         stored_policy: None,
+        unreachable: &unreachable_rules(config, &config.policy.document),
         root_holders: &RootHolders::default(),
         connections: &ConnectionOccupancy::default(),
         constant_limits: &[],

@@ -60,6 +60,7 @@ pub(super) fn admin_commands(
         members: parts.members.clone(),
         pages: pages.clone(),
         register: register.clone(),
+        identities: Arc::clone(&parts.identities),
         policy: policy.clone(),
         credentials: Arc::clone(&parts.credentials),
     };

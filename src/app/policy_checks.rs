@@ -24,6 +24,7 @@ use crate::pb::{etcdserverpb as pb, v3electionpb as election, v3lockpb as lock};
 use crate::policy::compiled::{Policy, PolicySubject};
 use crate::policy::permit_set::{Decision, PermitSet};
 use crate::policy::rules_in_force::RulesInForce;
+use crate::policy::unreachable_rules::{UnreachableRule, unreachable_bindings};
 use crate::rpc::method::{METHODS, Method};
 use crate::rpc::schema::MessageId;
 use crate::rpc::touch::{Action, TouchTarget};
@@ -106,6 +107,8 @@ pub struct CheckedPolicy {
     own: Policy,
     /// The warnings about the policy.
     pub warnings: Vec<ConfigWarning>,
+    /// The rules of the policy that can apply to no caller.
+    pub unreachable: Vec<UnreachableRule>,
 }
 
 /// The verdict on a described call.
@@ -134,13 +137,14 @@ impl CheckedPolicy {
             settings.document = Arc::new(document);
             warnings = found;
         }
+        let unreachable = unreachable_bindings(&config, &settings.document);
         let own = policy(&mut config, settings.clone());
         settings.mode = PolicyMode::Enforce;
         let mut document = PolicyDocument::clone(&settings.document);
         document.bindings.iter_mut().for_each(|binding| binding.mode = None);
         settings.document = Arc::new(document);
         let enforced = policy(&mut config, settings);
-        Ok(Self { config, enforced, own, warnings })
+        Ok(Self { config, enforced, own, warnings, unreachable })
     }
 
     /// Explains the verdict on a call.

@@ -1,7 +1,8 @@
 //! Publishes the rules in force: of the configuration, or of the stored policy, and at the end of each
 //! binding.
 //!
-//! Owns: the publication, and waiting for the next end. Must not know: rules. Invariants: the rules are
+//! Owns: the publication, waiting for the next end, and the log of rules that can apply to no caller. Must
+//! not know: the meaning of rules. Invariants: the rules are
 //! published whole, under the configuration in force; at the end of a binding the rules are published again,
 //! without the binding, so that every live stream is decided again.
 
@@ -16,6 +17,7 @@ use crate::credentials::Credentials;
 use crate::gateway::caller::Identities;
 use crate::own_keys::OwnKeysUpstream;
 use crate::policy::rules_in_force::RulesInForce;
+use crate::policy::unreachable_rules::{UnreachableRule, unreachable_rules};
 use crate::policy_store::{PolicyKeeper, PolicyRegister};
 use crate::published::Published;
 use crate::tasks::Tasks;
@@ -50,6 +52,7 @@ impl RulesAtStart {
     pub(super) fn start(self, parts: &ShardParts, tasks: &Tasks) -> (PublishedRules, Option<PolicyRegister>) {
         let rules = PublishedRules::new(self.rules, parts);
         tasks.spawn("policy expiry", rules.clone().end_bindings()).detach();
+        tasks.spawn("unreachable rules", rules.clone().log_unreachable()).detach();
         let register = self.stored.map(|(register, keeper)| {
             let (config, rules) = (Arc::clone(&parts.config), rules.clone());
             tasks.spawn("stored policy", keeper.run(config, move |now| rules.publish(now))).detach();
@@ -93,6 +96,22 @@ impl PublishedRules {
     fn publish_again(&self) {
         let (config, rules) = (self.config.load(), self.current.load());
         self.identities.publish(Identities::of(&config, &rules, &self.credentials, SystemTime::now()));
+    }
+
+    /// Logs each rule that can apply to no caller, at the start and when it comes into force, for ever.
+    async fn log_unreachable(self) {
+        let mut changes = self.identities.changes();
+        let mut known = Vec::new();
+        loop {
+            let found = unreachable_rules(&self.config.load(), self.identities.load().policy().document());
+            for UnreachableRule { rule, reason } in found.iter().filter(|rule| !known.contains(*rule)) {
+                tracing::error!(rule, reason, "a rule can apply to no caller of any listener");
+            }
+            known = found;
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Publishes the rules again at the end of each binding, for ever.

@@ -123,8 +123,7 @@ impl MapRule {
 
 impl Conditions {
     /// True if these conditions hold wherever `other` hold, as far as their texts show.
-    #[must_use]
-    pub fn cover(&self, other: &Self) -> bool {
+    fn cover(&self, other: &Self) -> bool {
         fn within<T>(one: &Option<T>, other: &Option<T>, covers: impl Fn(&T, &T) -> bool) -> bool {
             one.as_ref().is_none_or(|one| other.as_ref().is_some_and(|other| covers(one, other)))
         }

@@ -5,8 +5,8 @@
 //! Invariants (docs/decisions.md#d09, docs/decisions.md#d14): of the ways accepted by the listener, the first
 //! way shown by the request decides; a bad credential is refused and never falls back to another way, unless
 //! auth is off upstream (`ignored`); a peer without an etcd user sends nothing upstream, unless auth is off
-//! upstream; replaced rules decide no later call; no peer may act as a blocked user; the rules of the policy see
-//! the proved peers of a call, also where another peer is mapped to the etcd user.
+//! upstream; replaced rules decide no later call; no peer may act as a blocked user; the rules of the policy
+//! see the proved peers of a call, also where another peer is mapped to the etcd user.
 
 mod connection_callers;
 mod connection_peers;

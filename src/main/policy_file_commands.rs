@@ -23,7 +23,8 @@ use super::{UNUSABLE, fail, finish};
 /// Commands about policy files.
 #[derive(Subcommand)]
 pub(crate) enum PolicyFileArguments {
-    /// Prints all faults of a policy file, and grants without effect. Exit code 64 for faults.
+    /// Prints all faults of a policy file, and grants without effect. Exit code 64 for faults, 1 for rules
+    /// that can apply to no caller of the configuration's listeners.
     Check {
         /// The policy file.
         file: PathBuf,
@@ -124,7 +125,11 @@ fn check(sources: &ConfigSources, file: &Path) -> ExitCode {
             for warning in &checked.warnings {
                 printed = printed.and(writeln!(io::stderr(), "warning: {warning}"));
             }
-            finish(printed.and(writeln!(io::stdout(), "policy is valid")), ExitCode::SUCCESS)
+            for rule in &checked.unreachable {
+                printed = printed.and(writeln!(io::stderr(), "error: {rule}"));
+            }
+            let code = if checked.unreachable.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            finish(printed.and(writeln!(io::stdout(), "policy is valid")), code)
         }
         Err(error) => unusable(&error),
     }

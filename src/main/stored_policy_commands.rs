@@ -29,6 +29,10 @@ pub(crate) enum StoredPolicyArguments {
         /// A comment for the history.
         #[arg(long, value_name = "TEXT", default_value = "")]
         comment: String,
+        /// Applies also rules that can apply to no caller of this replica's listeners: another replica may
+        /// have listeners for them.
+        #[arg(long)]
+        allow_unreachable: bool,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
@@ -92,8 +96,10 @@ impl StoredPolicyArguments {
     /// Runs the command.
     pub(crate) fn run(self) -> ExitCode {
         match self {
-            Self::Apply { file, if_generation, comment, at } => {
-                with_document(&file, |text| ask(at, PolicyCommand::Apply { text, if_generation, comment }))
+            Self::Apply { file, if_generation, comment, allow_unreachable, at } => {
+                with_document(&file, |text| {
+                    ask(at, PolicyCommand::Apply { text, if_generation, comment, allow_unreachable })
+                })
             }
             Self::Diff { file, at } => with_document(&file, |text| ask(at, PolicyCommand::Diff { text })),
             Self::History { at } => ask(at, PolicyCommand::History {}),

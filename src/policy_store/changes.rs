@@ -23,6 +23,7 @@ use super::{LATE, PATIENCE, PolicyKeeper, PolicyOutlets, parse};
 use crate::config;
 use crate::own_keys::{is_unchanged, put};
 use crate::pb::etcdserverpb::{Compare, RequestOp};
+use crate::policy::unreachable_rules::{UnreachableRule, unreachable_bindings, unreachable_peer};
 
 /// Longest duration of a temporary grant: a lasting right belongs into the policy.
 const LONGEST_GRANT: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -30,6 +31,14 @@ const LONGEST_GRANT: Duration = Duration::from_secs(30 * 24 * 3600);
 const LONGEST_REASON: usize = 1024;
 /// Ended grants deleted in one transaction: etcd takes 128 operations (`--max-txn-ops`).
 const MOST_DELETED: usize = 64;
+
+/// A document to be stored as the next generation.
+struct WantedGeneration<'t> {
+    text: &'t str,
+    /// The required current generation.
+    if_generation: Option<u64>,
+    comment: String,
+}
 
 type Outcome = Result<PolicyAnswer, PolicyStoreError>;
 
@@ -41,13 +50,19 @@ impl PolicyKeeper {
         outlets: &mut PolicyOutlets,
     ) -> Outcome {
         match command {
-            PolicyCommand::Apply { text, if_generation, comment } => {
-                self.apply(&text, if_generation, comment, uid, outlets).await
+            PolicyCommand::Apply { text, if_generation, comment, allow_unreachable } => {
+                let wanted = WantedGeneration { text: &text, if_generation, comment };
+                if !allow_unreachable {
+                    self.check_reach(&text, outlets)?;
+                }
+                self.apply(wanted, uid, outlets).await
             }
             PolicyCommand::Rollback { generation } => {
                 let (_, text) = self.stored_document(generation).await?;
                 let comment = format!("rollback to generation {generation}");
-                self.apply(&text, None, comment, uid, outlets).await
+                // A way back is never closed.
+                let wanted = WantedGeneration { text: &text, if_generation: None, comment };
+                self.apply(wanted, uid, outlets).await
             }
             PolicyCommand::Diff { text } => {
                 parse(&outlets.config.load(), &text).map_err(PolicyStoreError::Unchanged)?;
@@ -73,15 +88,33 @@ impl PolicyKeeper {
         }
     }
 
+    /// Refuses a document with rules that can apply to no caller of this replica.
+    fn check_reach(&self, text: &str, outlets: &PolicyOutlets) -> Result<(), PolicyStoreError> {
+        let config = outlets.config.load();
+        let document = parse(&config, text).map_err(PolicyStoreError::Unchanged)?;
+        let unreachable = unreachable_bindings(&config, &document);
+        if unreachable.is_empty() {
+            return Ok(());
+        }
+        let lines: Vec<String> = unreachable.iter().map(UnreachableRule::to_string).collect();
+        Err(unchanged(format!(
+            "{}\nif another replica has listeners for these rules: --allow-unreachable",
+            lines.join("\n")
+        )))
+    }
+
     async fn apply(
         &mut self,
-        text: &str,
-        if_generation: Option<u64>,
-        comment: String,
+        wanted: WantedGeneration<'_>,
         uid: Option<u32>,
         outlets: &mut PolicyOutlets,
     ) -> Outcome {
-        parse(&outlets.config.load(), text).map_err(PolicyStoreError::Unchanged)?;
+        let WantedGeneration { text, if_generation, comment } = wanted;
+        let unreachable = {
+            let config = outlets.config.load();
+            let document = parse(&config, text).map_err(PolicyStoreError::Unchanged)?;
+            unreachable_bindings(&config, &document)
+        };
         let reading = self.read_now().await?;
         let current = match &reading.pointer {
             PointerReading::At(pointer) => Some(pointer),
@@ -119,6 +152,7 @@ impl PolicyKeeper {
                 "generation {number} is stored, and not in force on this replica yet: see `keyward doctor`\n"
             )
         };
+        let text = unreachable.iter().fold(text, |text, rule| format!("{text}warning: {rule}\n"));
         Ok(PolicyAnswer { generation: Some(number), ..answer(text) })
     }
 
@@ -147,7 +181,8 @@ impl PolicyKeeper {
         outlets: &mut PolicyOutlets,
     ) -> Outcome {
         let config = outlets.config.load_full();
-        config::peer_pattern(&peer, &config.listeners, &super::issuers(&config)).map_err(unchanged)?;
+        let pattern = config::peer_pattern(&peer, &config.listeners, &super::issuers(&config));
+        let unreachable = unreachable_peer(&config, &pattern.map_err(unchanged)?);
         let roles = self.good.generation().map(|good| &good.document.roles);
         let roles = roles.ok_or_else(|| unchanged("no generation of the policy is in force"))?;
         if !roles.iter().any(|known| *known.name == *role) {
@@ -185,7 +220,10 @@ impl PolicyKeeper {
             "a role was given for a while"
         );
         self.poll(outlets).await;
-        Ok(answer(self.in_force_or_not(&format!("the grant ends at {}", moment(grant.until)))))
+        let text = self.in_force_or_not(&format!("the grant ends at {}", moment(grant.until)));
+        // The peer may be a caller of another replica.
+        let warning = unreachable.map(|reason| format!("warning: applies to no caller here: {reason}\n"));
+        Ok(answer(text + &warning.unwrap_or_default()))
     }
 
     async fn ungrant(

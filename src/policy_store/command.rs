@@ -16,6 +16,9 @@ pub enum PolicyCommand {
         if_generation: Option<u64>,
         /// The operator's comment.
         comment: String,
+        /// True to store also a document with rules that apply to no caller of this replica.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        allow_unreachable: bool,
     },
     /// Compare the generation in force with a document.
     Diff {

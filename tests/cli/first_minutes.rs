@@ -148,6 +148,38 @@ fn a_script_reads_the_verdict_from_the_code_and_the_reasons_from_json() {
     assert_eq!(of(90, local, "log.levl = 1\nwatch.buffer = 'x'", &[]), (64, "errors".into(), faults));
 }
 
+/// `serve` starts with such rules: another replica, with the same policy, may have callers for them.
+#[test]
+fn rules_of_no_caller_are_errors_and_no_faults() {
+    let folder = tempfile::tempdir().unwrap();
+    let local = "address = '127.0.0.1:7'";
+    let policy = |bindings: &str| write(folder.path(), "policy.toml", bindings);
+    let bound = |peer: &str| format!("[[binding]]\npeer = '{peer}'\nnamespace = '/{peer}/'\n");
+    let denied = |peer: &str| format!("[[map]]\npeer = '{peer}'\ndeny = true\n");
+    let lines = |rules: &str| format!("policy.file = 'policy.toml'\npolicy.mode = 'off'\n{rules}");
+    let check = |rules: &str| judged(&["--config", &tidy(folder.path(), 90, local, &lines(rules))]);
+    policy(&bound("password:a"));
+    assert_eq!(check(&denied("password:x")), (0, "fine".into(), vec![]));
+    let found = |count| vec!["error rule_unreachable".to_owned(); count];
+    assert_eq!(check(&(denied("password:*") + &denied("password:x"))), (1, "errors".into(), found(1)));
+    let file = policy(&(bound("password:a") + &bound("file:a")));
+    assert_eq!(check(&denied("file:x")), (1, "errors".into(), found(2)));
+    let config = tidy(folder.path(), 90, local, &lines(""));
+    let (code, stdout, stderr) = run(&mut keyward(&["policy", "check", &file, "--config", &config]));
+    assert_eq!((code, &*stdout), (1, "policy is valid\n"), "{stderr}");
+    assert!(stderr.contains("error: policy: binding[1]") && stderr.contains("login.sources"), "{stderr}");
+    assert!(!stderr.contains("binding[0]"), "{stderr}");
+
+    // Grants that no mode judges, because none is said.
+    policy(
+        "[[role]]\nname = 'r'\ndeny = [{ actions = ['write'], everything = true }]\n\
+        [[binding]]\neveryone = true\nroles = ['r']\n",
+    );
+    let unsaid = tidy(folder.path(), 90, local, "policy.file = 'policy.toml'\naudit.events = ['changes']\n");
+    let warned = vec!["warning configuration".to_owned(); 2];
+    assert_eq!(judged(&["--config", &unsaid]), (0, "warnings".into(), warned));
+}
+
 #[test]
 fn a_dial_tells_that_no_member_answers() {
     let folder = tempfile::tempdir().unwrap();

@@ -113,6 +113,8 @@ mod removals;
 #[cfg(test)]
 mod replays;
 #[cfg(test)]
+mod reported_rules;
+#[cfg(test)]
 mod request_memory;
 #[cfg(test)]
 mod reset_floods;

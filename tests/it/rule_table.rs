@@ -32,7 +32,7 @@ use crate::words::{PUT, RANGE, ranged, was_put};
 const MODES: [&str; 3] = ["off", "shadow", "enforce"];
 const DOORS: [Door; 3] = [Door::Grpc, Door::Json, Door::WebSocket];
 /// The key of every call.
-const KEY: &str = "/secret";
+pub(crate) const KEY: &str = "/secret";
 const TLS: &str = "tls = { cert = 'server.crt', key = 'server.key', client_ca = 'ca.crt', \
     client_ca_name = 'staff', client_auth = 'optional' }\n";
 const CERTIFICATE: &str = "peer = 'cert:staff:CN=alice'\n";
@@ -115,7 +115,7 @@ const ALICE: Way = Way {
     ..NOBODY
 };
 
-const SAME: &str = "[[map]]\npeer = 'cert:staff:CN=*'\nas = 'same'\n";
+pub(crate) const SAME: &str = "[[map]]\npeer = 'cert:staff:CN=*'\nas = 'same'\n";
 const WAYS: &[Way] = &[
     NOBODY,
     Way { name: "nobody beside a token that is ignored", evidence: Evidence::Junk, ..NOBODY },

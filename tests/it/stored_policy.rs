@@ -214,8 +214,12 @@ impl Replica {
     }
 
     async fn apply(&self, text: &str) -> Result<PolicyAnswer, PolicyStoreError> {
-        let command =
-            PolicyCommand::Apply { text: text.to_owned(), if_generation: None, comment: String::new() };
+        let command = PolicyCommand::Apply {
+            text: text.to_owned(),
+            if_generation: None,
+            comment: String::new(),
+            allow_unreachable: false,
+        };
         self.policy.execute(command, Some(0)).await
     }
 
@@ -283,6 +287,47 @@ fn the_limits_of_a_caller_are_those_of_its_stored_roles() {
         sleep(Duration::from_secs(5)).await;
         replica.apply(&limited(5)).await.expect("applied");
         assert_eq!(served().await, 5);
+    });
+}
+
+/// Another replica may have a listener for the rule.
+#[test]
+fn a_rule_of_no_caller_is_applied_on_demand_only() {
+    paused(async {
+        let replica = Replica::new(false, LINES);
+        let nobodys = format!("{ROLE}[[binding]]\npeer = 'file:a'\nnamespace = '/a/'\n");
+        let refused = replica.apply(&nobodys).await.expect_err("a rule of nobody");
+        assert!(
+            matches!(&refused, PolicyStoreError::Unchanged(reason)
+            if reason.contains("binding[1]") && reason.contains("--allow-unreachable")),
+            "{refused}"
+        );
+        assert_eq!((replica.store.writes.get(), replica.policy.status().generation), (0, 0));
+        let command = PolicyCommand::Apply {
+            text: nobodys.clone(),
+            if_generation: None,
+            comment: String::new(),
+            allow_unreachable: true,
+        };
+        let applied = replica.policy.execute(command, Some(0)).await.expect("applied");
+        assert!(applied.text.contains("warning: policy: binding[1]"), "{}", applied.text);
+        let found = replica.keyward.admin().doctor.examine().await.findings;
+        let found: Vec<_> = found.iter().filter(|found| found.check == "rule_unreachable").collect();
+        assert!(matches!(found[..], [one] if one.about == "policy: binding[1]"), "{found:?}");
+        replica.apply(ROLE).await.expect("applied");
+        // A way back is never closed.
+        let back = replica.policy.execute(PolicyCommand::Rollback { generation: 1 }, Some(0)).await;
+        assert!(back.expect("applied").text.contains("warning: policy: binding[1]"));
+        let grant = |peer: &str| PolicyCommand::Grant {
+            peer: peer.to_owned(),
+            role: "reader".to_owned(),
+            seconds: 60,
+            reason: "for a test".to_owned(),
+        };
+        let given = replica.policy.execute(grant("file:a"), Some(0)).await.expect("given");
+        assert!(given.text.contains("warning: applies to no caller here"), "{}", given.text);
+        let given = replica.policy.execute(grant("password:a"), Some(0)).await.expect("given");
+        assert!(!given.text.contains("warning"), "{}", given.text);
     });
 }
 

@@ -10,6 +10,7 @@ mod endpoints;
 mod exposure;
 mod limits;
 mod reloads;
+mod rule_reach;
 mod store_differences;
 mod stored_policy;
 mod versions;
@@ -30,6 +31,7 @@ use crate::members::fitness::LAG;
 use crate::members::membership::{
     AbsenceReason, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState, UnreadyReason,
 };
+use crate::policy::unreachable_rules::UnreachableRule;
 use crate::policy_store::PolicyStoreStatus;
 use crate::usage::exceeded::Exceeded;
 
@@ -69,6 +71,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) revocations_known: bool,
     /// The state of the policy stored in etcd, if configured.
     pub(super) stored_policy: Option<&'a PolicyStoreStatus>,
+    /// The rules in force that can apply to no caller.
+    pub(super) unreachable: &'a [UnreachableRule],
     pub(super) root_holders: &'a RootHolders,
     pub(super) connections: &'a ConnectionOccupancy,
     /// The limits that refuse calls all the time.
@@ -85,6 +89,7 @@ impl DoctorInputs<'_> {
         certificates::check(self.config, self.now, &mut findings);
         self.connections(&mut findings);
         stored_policy::check(self.config, self.stored_policy, &mut findings);
+        rule_reach::check(self.unreachable, &mut findings);
         self.limits(&mut findings);
         self.memory_budgets(&mut findings);
         reloads::check(self.reload, &mut findings);
@@ -97,6 +102,7 @@ impl DoctorInputs<'_> {
         certificates::check(self.config, self.now, &mut findings);
         exposure::check(self.config, &mut findings);
         self.memory_budgets(&mut findings);
+        rule_reach::check(self.unreachable, &mut findings);
         if dialled {
             self.whole_cluster(&mut findings);
         }

@@ -49,6 +49,11 @@ impl Resolver<'_> {
         let path = file.map(|name| self.written_path("audit.file", &name));
         let stdout = audit.stdout.unwrap_or(false);
         if path.is_none() && !stdout && syslog.is_none() && otlp.is_none() {
+            // The reference of the configuration names the default.
+            let set = |events: &[TomlAuditEvent]| events.iter().copied().map(event).collect::<AuditEvents>();
+            if set(&events) != set(&EVENTS) {
+                self.findings.warn("audit.events", "records nothing: no sink is named, such as audit.file");
+            }
             return None;
         }
         let file = path.map(|path| AuditFileSettings {

@@ -117,6 +117,15 @@ impl Resolver<'_> {
             self.findings.warn("policy.mode", "no binding gives anybody a role, so every call is refused");
         }
         let document = document.unwrap_or_default();
+        let has_grants = |at: &usize| {
+            document.roles.get(*at).is_some_and(|role| !(role.allow.is_empty() && role.deny.is_empty()))
+        };
+        let waits_for_mode =
+            |binding: &PolicyBinding| binding.mode.is_none() && binding.roles.iter().any(has_grants);
+        if policy.mode.is_none() && document.bindings.iter().any(waits_for_mode) {
+            let reason = "is not said, and no grant of policy.file is judged: the default is \"off\"";
+            self.findings.warn("policy.mode", reason);
+        }
         self.check_listener_namespaces(&listener_namespaces, listeners, &document);
         let namespace_leases = self.namespace_leases(policy.namespace_leases);
         PolicySettings {

@@ -41,8 +41,8 @@ impl ConnectionPeers {
     }
 }
 
-/// True if no password proved the session's user (docs/decisions.md#d11). With auth on, etcd sees the password
-/// before it serves the call.
+/// True if no password proved the session's user (docs/decisions.md#d11). With auth on, etcd sees the
+/// password before it serves the call.
 pub(super) fn is_claim(session: &Session, auth: AuthSetting) -> bool {
     matches!(session.proof, SessionProof::None) && auth != AuthSetting::On
 }

@@ -4,8 +4,8 @@
 //! know: how tokens are sealed or signed.
 //! Invariants: a token is ignored only while a member has said that auth is off; a token known to Keyward is
 //! never ignored, be it good, revoked or undecided; a call with an ignored token goes upstream without a
-//! user, so a bad token never falls back to an etcd user if auth is turned on meanwhile; `deny` rules, blocks,
-//! and the bindings of the connection's peers and of their etcd user still hold.
+//! user, so a bad token never falls back to an etcd user if auth is turned on meanwhile; `deny` rules,
+//! blocks, and the bindings of the connection's peers and of their etcd user still hold.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -149,6 +149,10 @@ impl Scene {
             keywards: &self.keywards,
             revocations_known: self.revocations_known,
             stored_policy: self.stored_policy.as_ref(),
+            unreachable: &crate::policy::unreachable_rules::unreachable_rules(
+                &config,
+                &config.policy.document,
+            ),
             root_holders: &self.root_holders,
             connections: &self.connections,
             constant_limits: &self.constant_limits,
@@ -206,6 +210,18 @@ fn an_endpoint_that_is_a_keyward_is_told_and_itself_is_an_error() {
     };
     assert!(keyward(false).finds(&[]).contains("note [endpoint_is_keyward] http://edge:2379: is another"));
     keyward(true).finds(&[(Error, "endpoint_is_keyward")]);
+}
+
+#[test]
+fn a_rule_of_no_caller_is_an_error() {
+    let nobody = Scene::new().with(|scene| {
+        scene.lines = format!("{}login.sources = ['etcd']\npolicy.file = 'policy.toml'\n", scene.lines);
+        let binding = |peer: &str| format!("[[binding]]\npeer = '{peer}'\nnamespace = '/{peer}/'\n");
+        let policy = binding("password:a") + &binding("file:a") + &binding("listener:a");
+        std::fs::write(scene.folder.path().join("policy.toml"), policy).unwrap();
+    });
+    let said = nobody.finds(&[(Error, "rule_unreachable")]);
+    assert!(said.contains("policy: binding[1]") && said.contains("login.sources"), "{said}");
 }
 
 #[test]
