@@ -42,7 +42,6 @@ use crate::tasks::Tasks;
 use crate::tasks::wake_gate::WakeGate;
 use crate::telemetry::connection_metrics::{ConnectionMetrics, EndReason};
 use crate::telemetry::metrics::Metrics;
-use crate::trust::{RefusedChain, with_refusal};
 
 use ping_timeout::unanswered_ping;
 use served_connection::ServedConnection;
@@ -134,10 +133,7 @@ pub enum HandshakeError {
     NotSaid(#[from] ProxyHeaderError),
     /// TLS failed.
     #[error("the TLS handshake failed: {0}")]
-    Tls(io::Error),
-    /// The client's certificates were refused.
-    #[error("the TLS handshake failed: {0}")]
-    Refused(RefusedChain),
+    Tls(#[from] io::Error),
     /// The connection was lost before its protocol was known.
     #[error("it was lost before its first bytes: {0}")]
     Lost(io::Error),
@@ -158,9 +154,7 @@ impl HandshakeError {
                 error.kind(),
                 ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
             ),
-            Self::TimedOut | Self::NotSaid(_) | Self::Refused(_) | Self::Full(_) | Self::Certificate(_) => {
-                false
-            }
+            Self::TimedOut | Self::NotSaid(_) | Self::Full(_) | Self::Certificate(_) => false,
         }
     }
 }
@@ -375,15 +369,12 @@ type TlsHandshakeParts = (ByteStream, Option<String>, Option<PeerCertificateChai
 
 /// Performs the TLS handshake: the stream, the server name, the client's certificates (if requested), and the
 /// ALPN protocol (if any).
-async fn handshake(stream: ByteStream, tls: CurrentListenerTls) -> Result<TlsHandshakeParts, HandshakeError> {
+async fn handshake(stream: ByteStream, tls: CurrentListenerTls) -> io::Result<TlsHandshakeParts> {
     // Subscribe before loading the TLS settings, so that a change during the handshake is noticed.
     let changes = tls.changes();
     let now = tls.load_full();
     let accepting = tokio_rustls::TlsAcceptor::from(Arc::clone(&now.handshakes)).accept(stream);
-    let stream = Box::new(with_refusal(accepting).await.map_err(|(error, refused)| match refused {
-        Some(refused) => HandshakeError::Refused(refused),
-        None => HandshakeError::Tls(error),
-    })?);
+    let stream = Box::new(accepting.await?);
     let session = stream.get_ref().1;
     let chain = session.peer_certificates().unwrap_or_default();
     let server_name = session.server_name().map(str::to_owned);
