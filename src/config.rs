@@ -162,8 +162,7 @@ pub struct Listener {
     pub address: Address,
     /// TLS, if enabled.
     pub tls: Option<ServerTls>,
-    /// Accepted ways of identification, in order of evaluation. Never empty, without duplicates, `Default`
-    /// last.
+    /// Accepted ways of identification, in order of evaluation: never empty, each once, `Default` last.
     pub identify: Vec<Identify>,
     /// True if a login identifies later lease and member calls without a credential on the same connection.
     pub lend_login_identity: bool,
@@ -280,8 +279,7 @@ pub struct Cluster {
     pub writes: MemberPreference,
     /// Names of members, or hosts of their addresses, preferred for reads.
     pub near: Vec<String>,
-    /// Delay before a linearizable read without an answer is hedged at a second member; `None` for no
-    /// hedging.
+    /// Delay before a linearizable read without an answer is hedged at a second member, if it is.
     pub hedge_after: Option<Duration>,
     /// Time limits of streams waiting for a member.
     pub outage: OutageTimes,
@@ -541,8 +539,7 @@ pub struct Limits {
     pub replay_buffer: usize,
     /// Connections to members with a user's own certificate, over all shards.
     pub certificate_connections: usize,
-    /// Approximate maximum age of a client connection before its GOAWAY; open calls go on. `None` for no
-    /// maximum.
+    /// Approximate maximum age of a client connection before its GOAWAY, if any; open calls go on.
     pub connection_age: Option<Duration>,
     /// Unary calls in flight per member, over all shards; streams do not count.
     pub member_in_flight: usize,

@@ -316,6 +316,8 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
         "checks/limits.rs",
         "checks/reloads.rs",
         "checks/rule_reach.rs",
+        "checks/endpoints.rs",
+        "checks/store_differences.rs",
     ];
     let code = files.map(|file| read(format!("src/admin/doctor/{file}"))).concat();
     let code = code.split_whitespace().collect::<Vec<_>>().join(" ");

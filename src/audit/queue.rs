@@ -3,8 +3,8 @@
 //! Owns: the room for records, places reserved in advance, and the counts of losses. Must not know: the form
 //! of a record, the sinks. Invariants: the weights of reserved places and of waiting records together are at
 //! most the capacity, and a record weighs its bytes; refusals have a share of their own, so that they
-//! displace neither changes nor commands; a place is given back unless used, also when its call is dropped; taking a
-//! place takes no lock, and a serving thread waits for no write.
+//! displace neither changes nor commands; a place is given back unless used, also when its call is dropped;
+//! taking a place takes no lock, and a serving thread waits for no write.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

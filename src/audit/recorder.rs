@@ -143,7 +143,7 @@ impl Recorder {
         let bytes = batch.bodies.iter().map(Vec::len).sum::<usize>();
         self.rotate_if_due(bytes);
         let before = self.chain.end.clone();
-        let own = self.own_records();
+        let own = self.own_records(batch.is_last);
         let mut lines = Vec::with_capacity(bytes + 256 * (batch.bodies.len() + own.bodies.len()));
         for body in own.bodies.iter().chain(&batch.bodies) {
             self.chain.append(body, &mut lines);
@@ -180,7 +180,7 @@ impl Recorder {
     }
 
     /// The records that the log owes: of the start, of a new file, of losses.
-    fn own_records(&mut self) -> OwnRecords {
+    fn own_records(&mut self, is_last: bool) -> OwnRecords {
         let (first, rotated_from) = (self.first.take(), self.rotated_from.take());
         let unreported = self.queue.take_unreported();
         let mut bodies = Vec::new();
@@ -204,7 +204,7 @@ impl Recorder {
         }
         let of_sinks = self.sinks.iter().map(|sink| (sink.take_unreported(), sink.name));
         bodies.extend(of_sinks.filter(|(count, _)| *count > 0).map(|(count, name)| lost(count, Some(name))));
-        let is_due = Instant::now() >= self.left_out_at;
+        let is_due = is_last || Instant::now() >= self.left_out_at;
         let left_out = if is_due { self.queue.take_left_out() } else { 0 };
         if left_out > 0 {
             bodies.push(body(&LogAuditRecord { count: Some(left_out), ..LogAuditRecord::new("left_out") }));

@@ -16,12 +16,12 @@ use crate::config::audit_settings::AuditEvent;
 use crate::gateway::call::Call;
 use crate::gateway::call_audit::{CallAudit, PolicyVerdict, WatchStreamFacts, event_of, touched};
 use crate::gateway::caller::Caller;
-use crate::gateway::namespace_leases::RequestLease;
 use crate::policy::interval_set::GrantId;
 use crate::policy::live_permits::LivePermits;
 use crate::policy::permit_set::{Decision, Denial, PermitSet};
 use crate::refusal::{Code, Refusal};
 use crate::rpc::method::Effect;
+use crate::rpc::namespace::lease_ids::RequestLease;
 use crate::upstream::answer::MemberReply;
 use crate::watch::request_gate::WatchRequestObserver;
 

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use bytes::BytesMut;
 use http::HeaderMap;
 use http::uri::PathAndQuery;
 use tokio::time::Instant;
@@ -19,8 +20,7 @@ use crate::downstream::request_messages::RequestBody;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::caller::{Caller, Identities};
 use crate::gateway::required_identity::identity_check;
-use crate::gateway::rewritten_answer::AnswerRewrite;
-use crate::gateway::{ClientConnection, Gateway, rewritten_answer};
+use crate::gateway::{ClientConnection, Gateway};
 use crate::members::membership::Membership;
 use crate::refusal::Refusal;
 use crate::rpc::call::Deadline;
@@ -39,6 +39,12 @@ pub struct CallSnapshot {
 
 /// The part of a connection's streams that streams and waiting calls leave to other calls: one in so many.
 const KEPT_FOR_CALLS: u32 = 8;
+
+/// Appends the rewritten form of a method's answer to the bytes. False if the answer cannot be read.
+pub type AnswerRewrite = fn(&'static Method, &[u8], &mut BytesMut) -> bool;
+
+/// The bytes held for a rewritten answer, in answers: itself, and its rewritten form of about twice the size.
+pub const REWRITTEN_COPIES: usize = 3;
 
 /// One RPC of a client.
 pub struct Call<'a> {
@@ -102,7 +108,7 @@ impl<'a> Call<'a> {
     /// The bytes held for a message of the answer until the client has read the message, in messages.
     #[must_use]
     pub fn copies(&self) -> usize {
-        self.rewrite.map_or(1, |_| rewritten_answer::COPIES)
+        self.rewrite.map_or(1, |_| REWRITTEN_COPIES)
     }
 
     /// Charges the call's memory, and reads the client's time limit.

@@ -10,9 +10,8 @@ use futures_util::future::LocalBoxFuture;
 use tokio::time::timeout;
 
 use crate::gateway::active_streams::Registration;
-use crate::gateway::call::Call;
+use crate::gateway::call::{Call, REWRITTEN_COPIES};
 use crate::gateway::exchange::Exchange;
-use crate::gateway::namespace_leases::RequestLease;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unary_request::UnaryRequest;
@@ -20,10 +19,11 @@ use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
 use crate::gateway::usage_limits::AnswerCheck;
 use crate::gateway::{
     audited_request, auth_changes, defragment, leadership, member_answers, namespace_leases, namespaces,
-    read_floor, removal, rewritten_answer, usage_limits,
+    read_floor, removal, usage_limits,
 };
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane, StreamingSides};
+use crate::rpc::namespace::lease_ids::RequestLease;
 use crate::upstream::answer::MemberReply;
 
 /// Sends the request to a member, and prepares the member's answer for the client.
@@ -68,7 +68,7 @@ fn copies_held(call: &Call<'_>, request: &UnaryRequest) -> usize {
     let checked = usize::from(request.answer_check == AnswerCheck::Keys);
     let spliced = if namespaces::hides(call, &request.caller) { namespaces::COPIES } else { 0 };
     let is_unary = call.method.stream == StreamingSides::Unary;
-    let rewritten = if call.rewrite.is_some() && is_unary { rewritten_answer::COPIES } else { 0 };
+    let rewritten = if call.rewrite.is_some() && is_unary { REWRITTEN_COPIES } else { 0 };
     checked.max(spliced).max(rewritten)
 }
 

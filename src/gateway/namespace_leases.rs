@@ -19,7 +19,7 @@ use crate::refusal::{Refusal, Status};
 use crate::rpc::frame::{PREFIX, encode};
 use crate::rpc::method::Method;
 use crate::rpc::namespace::Namespace;
-use crate::rpc::namespace::lease_ids::{LeaseScope, named_lease, with_lease};
+use crate::rpc::namespace::lease_ids::{LeaseScope, RequestLease, named_lease, with_lease};
 use crate::rpc::schema::MessageId;
 use crate::upstream::answer::MemberReply;
 use crate::upstream::lease_grant::grant_lease;
@@ -32,17 +32,6 @@ const DRAWS: usize = 5;
 const SESSION_TTL: i64 = 60;
 /// etcd's answer to a LeaseGrant with the id of a lease.
 const EXISTS: &str = "etcdserver: lease already exists";
-
-/// The lease of a request on its way to a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequestLease {
-    /// As named by the client, or none.
-    AsSent,
-    /// The id of a new lease, drawn by Keyward.
-    Drawn,
-    /// The client named this lease, which is not of its namespace.
-    Foreign(i64),
-}
 
 /// The treatment of a spliced request, in which the client has named `foreign`.
 pub(super) fn of_spliced(call: &Call<'_>, foreign: Option<i64>) -> RequestLease {

@@ -10,12 +10,13 @@ use bytes::Bytes;
 use crate::downstream::request_memory::RequestMemoryCharge;
 use crate::gateway::call::Call;
 use crate::gateway::caller::Caller;
-use crate::gateway::namespace_leases::{self, RequestLease};
+use crate::gateway::namespace_leases;
 use crate::gateway::unread_answers::UnreadRoom;
 use crate::gateway::whole_answer::hold_whole;
 use crate::refusal::Refusal;
 use crate::rpc::frame::{PREFIX, pieces};
 use crate::rpc::method::StreamingSides;
+use crate::rpc::namespace::lease_ids::RequestLease;
 use crate::rpc::namespace::{Namespace, NamespaceFault};
 use crate::rpc::schema::MessageId;
 use crate::upstream::answer::MemberReply;
@@ -74,7 +75,8 @@ pub fn hides(call: &Call<'_>, caller: &Caller) -> bool {
 }
 
 /// Takes the caller's namespace out of the answer to a request with `lease`. An answer without keys, a
-/// refusal, and the answer to a caller without a namespace stay as they are. `room` counts the answer's bytes.
+/// refusal, and the answer to a caller without a namespace stay as they are. `room` counts the answer's
+/// bytes.
 ///
 /// # Errors
 /// The answer is too large to be held whole, breaks off, or shows a key outside of the namespace.

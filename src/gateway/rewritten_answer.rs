@@ -7,7 +7,7 @@
 use bytes::{Bytes, BytesMut};
 use tokio::time::timeout;
 
-use crate::gateway::call::Call;
+use crate::gateway::call::{AnswerRewrite, Call, REWRITTEN_COPIES};
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
@@ -16,12 +16,6 @@ use crate::refusal::Refusal;
 use crate::rpc::frame::{PREFIX, pieces, write_prefix};
 use crate::rpc::method::{Lane, Method, StreamingSides};
 use crate::upstream::answer::MemberReply;
-
-/// Appends the rewritten form of a method's answer to the bytes. False if the answer cannot be read.
-pub type AnswerRewrite = fn(&'static Method, &[u8], &mut BytesMut) -> bool;
-
-/// The bytes held for an answer, in answers: itself, and its rewritten form of about twice the size.
-pub const COPIES: usize = 3;
 
 /// Rewrites the message of a unary answer; the prefix before the rewritten message stays gRPC's. Streams and
 /// refusals stay as they are.
@@ -40,7 +34,7 @@ pub async fn rewritten(
         PipelineResult::Ours(framed) => rewritten_frame(call, &framed, rewrite).map(PipelineResult::Ours),
         PipelineResult::Stream(_) => Ok(result),
         PipelineResult::Member(mut answer, in_use, registration, room) => {
-            let room = hold_whole(call, &mut answer, room, COPIES).await?;
+            let room = hold_whole(call, &mut answer, room, REWRITTEN_COPIES).await?;
             if !answer.is_success() {
                 return Ok(PipelineResult::Member(answer, in_use, registration, room));
             }

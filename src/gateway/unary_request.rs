@@ -16,7 +16,6 @@ use crate::gateway::call::Call;
 use crate::gateway::call_trace::CallWait;
 use crate::gateway::caller::Caller;
 use crate::gateway::exchange::Exchange;
-use crate::gateway::namespace_leases::RequestLease;
 use crate::gateway::permission::DecidedRequest;
 use crate::gateway::usage_limits::AnswerCheck;
 use crate::gateway::{
@@ -26,6 +25,7 @@ use crate::members::choose::MemberTarget;
 use crate::policy::permit::Permit;
 use crate::refusal::Refusal;
 use crate::rpc::method::{Effect, Handler, Lane};
+use crate::rpc::namespace::lease_ids::RequestLease;
 use crate::rpc::{body_shape, canonical, frame, quorum};
 
 /// A complete request with its caller.

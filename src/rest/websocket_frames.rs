@@ -8,7 +8,7 @@
 use bytes::{Buf as _, Bytes, BytesMut};
 
 /// Limit on the fragments of a message: the largest document in fragments of 1 KiB.
-pub const MOST_FRAGMENTS: usize = 4096;
+const MOST_FRAGMENTS: usize = 4096;
 /// The longest payload of a control frame.
 pub const LONGEST_CONTROL: usize = 125;
 

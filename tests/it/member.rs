@@ -12,13 +12,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use futures_util::future::select_all;
 use h2::server::{self, SendResponse};
 use h2::{Reason, SendStream};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use keyward::identity::MemberId;
 use keyward::members::version::Version;
-use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse};
+use keyward::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, TxnRequest, TxnResponse};
 use keyward::refusal::{Code, Status};
 use keyward::rpc::frame::encode;
 use keyward::tasks::{TaskHandle, Tasks};
@@ -27,6 +28,9 @@ use tokio::io::DuplexStream;
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::wire::{End, Messages, say};
+
+/// The calls that wait for their turn.
+const LOCKS: [&str; 2] = ["/v3lockpb.Lock/Lock", "/v3electionpb.Election/Campaign"];
 
 /// Calls that no test has taken up yet: more than any test makes.
 const CALLS: usize = 16 * 1024;
@@ -128,9 +132,24 @@ impl Member {
         std::future::poll_fn(|cx| self.calls.borrow_mut().poll_recv(cx)).await.expect("the member lives")
     }
 
+    /// The next call that is no Txn, but the Txns by which Keyward asks before a Lock or Campaign if the caller may
+    /// read are answered with yes.
+    pub(crate) async fn call_after_judges(&self) -> Call {
+        loop {
+            let mut call = self.call().await;
+            if call.path() != "/etcdserverpb.KV/Txn" {
+                return call;
+            }
+            let judge = TxnRequest::decode(call.message().await).expect("a Txn");
+            assert!(judge.compare.is_empty() && judge.success.is_empty(), "{judge:?}");
+            call.reply(&TxnResponse::default().encode_to_vec()).await;
+        }
+    }
+
     /// The next call, which must be of this method.
     pub(crate) async fn called(&self, path: &str) -> Call {
-        let call = self.call().await;
+        let is_lock = LOCKS.contains(&path) || path.starts_with("/etcdserverpb.Lease/");
+        let call = if is_lock { self.call_after_judges().await } else { self.call().await };
         assert_eq!(call.path(), path);
         call
     }
@@ -395,7 +414,11 @@ pub(crate) async fn next_of(members: &[Member]) -> (usize, Call) {
 
 /// The same, which must be of this method.
 pub(crate) async fn next_called(members: &[Member], path: &str) -> (usize, Call) {
-    let (at, call) = next_of(members).await;
+    let (call, at, _) = if LOCKS.contains(&path) {
+        select_all(members.iter().map(|member| Box::pin(member.call_after_judges()).boxed_local())).await
+    } else {
+        select_all(members.iter().map(|member| Box::pin(member.call()).boxed_local())).await
+    };
     assert_eq!(call.path(), path);
     (at, call)
 }

@@ -27,7 +27,7 @@ async fn admin_address(keyward: &Keyward) -> SocketAddr {
 /// The head and the body of `/metrics`, requested with further header lines.
 async fn scrape(address: SocketAddr, headers: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).await.expect("connected");
-    let request = format!("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
+    let request = format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
     stream.write_all(request.as_bytes()).await.expect("sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.expect("UTF-8");

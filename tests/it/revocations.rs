@@ -45,7 +45,8 @@ pub(crate) fn decide(keyward: &Keyward, known: &Revocations, change: &Revocation
 /// The next call at the member but a look at who leads, which stays without an answer.
 pub(crate) async fn next(member: &Member, path: &str) -> Call {
     loop {
-        let mut call = member.call().await;
+        let is_lock = path.starts_with("/v3lockpb.") || path.starts_with("/v3electionpb.");
+        let mut call = if is_lock { member.call_after_judges().await } else { member.call().await };
         if call.path() == RANGE && path != RANGE {
             let look = RangeRequest::decode(call.message().await).expect("a Range");
             assert!(look.serializable, "only a look comes in between");

@@ -98,6 +98,17 @@ pub fn with_lease(message: &[u8], lease: i64) -> Result<Bytes, ScanFault> {
     Ok(framed.freeze())
 }
 
+/// The lease of a request on its way to a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestLease {
+    /// As named by the client, or none.
+    AsSent,
+    /// The id of a new lease, drawn by Keyward.
+    Drawn,
+    /// The client named this lease, which is not of its namespace.
+    Foreign(i64),
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;

@@ -24,8 +24,8 @@ impl DoctorInputs<'_> {
             rows.join(", "),
             limit >> 20
         );
-        let fix = "raise the memory limit of the service or the pod, or take the keys out of the configuration: \
-                   their defaults fit the limit";
+        let fix = "raise the memory limit of the service or the pod, or take the keys out of the \
+                   configuration: their defaults fit the limit";
         findings.warning("memory_budgets", "limits", what, fix);
     }
 
