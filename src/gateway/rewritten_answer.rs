@@ -14,7 +14,7 @@ use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
 use crate::gateway::whole_answer::hold_whole;
 use crate::refusal::Refusal;
 use crate::rpc::frame::{PREFIX, pieces, write_prefix};
-use crate::rpc::method::{Lane, Method, StreamingSides};
+use crate::rpc::method::{Lane, StreamingSides};
 use crate::upstream::answer::MemberReply;
 
 /// Rewrites the message of a unary answer; the prefix before the rewritten message stays gRPC's. Streams and

@@ -49,7 +49,7 @@ impl RenewalNamespace {
     pub(super) fn answer(asked: &Bytes, answer: &LeaseKeepAliveResponse, message: Bytes) -> Bytes {
         match LeaseKeepAliveRequest::decode(asked.clone()) {
             Ok(LeaseKeepAliveRequest { id }) if id != answer.id => {
-                LeaseKeepAliveResponse { id, ..answer.clone() }.encode_to_vec().into()
+                LeaseKeepAliveResponse { id, ..*answer }.encode_to_vec().into()
             }
             _ => message,
         }

@@ -45,7 +45,7 @@ pub enum WebSocketFault {
     /// The frame breaks the protocol.
     #[error("the frame breaks the protocol")]
     Protocol,
-    /// A message has more than [`MOST_FRAGMENTS`] fragments.
+    /// A message has more fragments than are taken.
     #[error("the message has too many fragments")]
     TooManyFragments,
 }

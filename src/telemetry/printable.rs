@@ -31,8 +31,11 @@ pub fn json(text: &str) -> Cow<'_, str> {
     let mut escaped = String::with_capacity(text.len() + 64);
     for character in text.chars() {
         if is_escaped(character) {
-            // All of them have one unit of UTF-16. Writing to a String never fails.
-            let _ = write!(escaped, "\\u{:04x}", u32::from(character));
+            // All of them have one unit of UTF-16.
+            let code = u32::from(character);
+            escaped.push_str("\\u");
+            let digits = [12, 8, 4, 0].map(|shift| char::from_digit((code >> shift) & 0xf, 16));
+            escaped.extend(digits.into_iter().flatten());
         } else {
             escaped.push(character);
         }

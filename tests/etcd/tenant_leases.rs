@@ -283,6 +283,7 @@ impl Place {
     }
 
     /// Does the step and returns the answer as text, without revisions and ids. `other` are the leases of the other namespace.
+    #[expect(clippy::too_many_lines, reason = "a few lines for each kind of step, and no branch beside")]
     async fn take(&mut self, step: &Step, other: &[i64]) -> String {
         let channel = self.caller.channel.clone();
         let (mut leases, mut kv) = (LeaseClient::new(channel.clone()), KvClient::new(channel.clone()));

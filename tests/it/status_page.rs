@@ -46,12 +46,6 @@ async fn get(address: SocketAddr, path: &str, headers: &str) -> (String, String)
     (head.to_lowercase(), body.to_owned())
 }
 
-/// The status of a further listener.
-async fn get_status(address: SocketAddr) -> String {
-    let page = &mut Page(BufReader::new(request(address, "/page/events", OWN).await));
-    page.line().await.expect("a status")
-}
-
 /// An open page.
 struct Page(BufReader<TcpStream>);
 

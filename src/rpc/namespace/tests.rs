@@ -572,6 +572,20 @@ fn spliced_lease<M: prost::Message + Default>(
     (M::decode(&unframed(spliced.framed)[..]).expect("a message"), spliced.foreign_lease)
 }
 
+/// A request with a lease as it is sent, where leases of others count and where they do not.
+fn check_lease<M: prost::Message + Default + PartialEq + std::fmt::Debug>(
+    request: MessageId,
+    named: M,
+    sent: M,
+    foreign: Option<i64>,
+    without_prefix: impl Fn(M) -> M,
+) {
+    let (found, told) = spliced_lease(request, &named, LeaseScope::Own);
+    assert_eq!((without_prefix(found), told), (sent, foreign), "{request:?}");
+    let (found, told) = spliced_lease(request, &named, LeaseScope::Any);
+    assert_eq!((without_prefix(found), told), (named, foreign), "{request:?}, of any namespace");
+}
+
 /// Wherever a request names a lease, etcd finds a lease of the namespace, or none.
 #[test]
 fn a_foreign_lease_is_no_lease_in_every_request() {
@@ -610,42 +624,28 @@ fn a_foreign_lease_is_no_lease_in_every_request() {
         (-7, own.lease_bits(), Some(-7)),
         (own.lease_bits(), own.lease_bits(), Some(own.lease_bits())),
     ] {
-        fn check<M: prost::Message + Default + PartialEq + std::fmt::Debug>(
-            request: MessageId,
-            named: M,
-            sent: M,
-            foreign: Option<i64>,
-            without_prefix: impl Fn(M) -> M,
-        ) {
-            let (found, told) = spliced_lease(request, &named, LeaseScope::Own);
-            assert_eq!((without_prefix(found), told), (sent, foreign), "{request:?}");
-            let (found, told) = spliced_lease(request, &named, LeaseScope::Any);
-            assert_eq!((without_prefix(found), told), (named, foreign), "{request:?}, of any namespace");
-        }
         let short = |key: &Bytes| key.strip_prefix(b"t/").map(Bytes::copy_from_slice).expect("the prefix");
         let short_leader = move |leader: Option<LeaderKey>| {
             leader.map(|leader| LeaderKey { name: short(&leader.name), key: short(&leader.key), ..leader })
         };
-        check(MessageId::LeaseRevokeRequest, revoke(named), revoke(sent), foreign, |same| same);
-        check(MessageId::LeaseKeepAliveRequest, renew(named), renew(sent), foreign, |same| same);
-        check(MessageId::LeaseTimeToLiveRequest, time(named), time(sent), foreign, |same| same);
-        check(MessageId::PutRequest, put(named), put(sent), foreign, |put| PutRequest {
+        check_lease(MessageId::LeaseRevokeRequest, revoke(named), revoke(sent), foreign, |same| same);
+        check_lease(MessageId::LeaseKeepAliveRequest, renew(named), renew(sent), foreign, |same| same);
+        check_lease(MessageId::LeaseTimeToLiveRequest, time(named), time(sent), foreign, |same| same);
+        check_lease(MessageId::PutRequest, put(named), put(sent), foreign, |put| PutRequest {
             key: short(&put.key),
             ..put
         });
-        check(MessageId::LockRequest, lock(named), lock(sent), foreign, |lock| LockRequest {
+        check_lease(MessageId::LockRequest, lock(named), lock(sent), foreign, |lock| LockRequest {
             name: short(&lock.name),
             ..lock
         });
-        check(MessageId::CampaignRequest, campaign(named), campaign(sent), foreign, |run| CampaignRequest {
-            name: short(&run.name),
-            ..run
+        check_lease(MessageId::CampaignRequest, campaign(named), campaign(sent), foreign, |run| {
+            CampaignRequest { name: short(&run.name), ..run }
         });
-        check(MessageId::ProclaimRequest, proclaim(named), proclaim(sent), foreign, |all| ProclaimRequest {
-            leader: short_leader(all.leader),
-            ..all
+        check_lease(MessageId::ProclaimRequest, proclaim(named), proclaim(sent), foreign, |all| {
+            ProclaimRequest { leader: short_leader(all.leader), ..all }
         });
-        check(MessageId::ResignRequest, resign(named), resign(sent), foreign, |all| ResignRequest {
+        check_lease(MessageId::ResignRequest, resign(named), resign(sent), foreign, |all| ResignRequest {
             leader: short_leader(all.leader),
         });
         // The keys are those of the reference.
