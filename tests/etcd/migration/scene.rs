@@ -23,9 +23,11 @@ const WRITERS: &str = "4";
 /// Writes that must be acknowledged in a stage: some seconds of them.
 const ACKNOWLEDGED: usize = 40;
 const RENEWED: usize = 1;
-/// How a member begins to say that a write is lost which it had passed on to a leader that ended; and it waits for longer than this, in
-/// milliseconds, for 5 s and twice its election timeout. A connection that ends fails its write at once, with words that begin alike.
-const LOST_WITH_LEADER: (&str, i64) = ("etcdserver: request timed out, possibly due to ", 5_000);
+/// How a member begins to say that a write is lost which it had passed on to a leader that ended. Which words follow is chosen when it
+/// gives up, by when it learnt of the new leader and whether it is connected to that one (`parseProposeCtxErr`, the same from etcd 3.4 to
+/// 3.7): none when both are well by then. It waits for longer than this, in milliseconds, for 5 s and twice its election timeout. A
+/// connection that ends fails its write at once, with words that begin alike.
+const LOST_WITH_LEADER: (&str, i64) = ("etcdserver: request timed out", 5_000);
 
 /// What happened, from one moment to the next: a stage, or a change that breaks nothing.
 struct Phase {
