@@ -32,6 +32,7 @@ pub mod reload_request;
 mod resolve;
 mod rest_settings;
 mod secrets;
+mod server_tls;
 mod setting_place;
 mod source_text;
 mod sources;
@@ -58,7 +59,6 @@ use std::time::Duration;
 use crate::identity::named_member::NamedMember;
 use crate::identity::pattern::{AddressRange, Glob};
 use crate::identity::{ClusterId, UserName};
-use crate::pem::{Crls, KeyPair, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
 use crate::users::UserPasswordHashes;
@@ -78,6 +78,7 @@ pub use protection_settings::ProtectionSettings;
 pub use resolve::{peer_pattern, policy, read_policy};
 pub use rest_settings::{AllowedOrigins, JsonGateway, ListenerHttp, RestSettings};
 pub use secrets::write_session_key;
+pub use server_tls::{ClientAuth, ClientCa, ServerTls};
 pub use setting_place::{KeyPlace, SettingSource};
 pub use sources::{ConfigSources, FlagSetting, load};
 pub use unread_limits::UnreadLimits;
@@ -216,37 +217,6 @@ pub enum OnExpiry {
     Cut,
     /// Kept until its regular end.
     Keep,
-}
-
-/// TLS towards clients.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ServerTls {
-    /// Certificate chain and key of the server.
-    pub identity: KeyPair,
-    /// Verification of client certificates.
-    pub clients: ClientAuth,
-}
-
-/// Request for client certificates.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ClientAuth {
-    /// Clients are not asked for a certificate.
-    None,
-    /// Clients are asked; a certificate must verify under this authority.
-    Optional(ClientCa),
-    /// Clients must show a certificate verifying under this authority.
-    Required(ClientCa),
-}
-
-/// An authority of client certificates.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientCa {
-    /// Label of the authority in peer names (`cert:<label>:CN=…`).
-    pub name: Arc<str>,
-    /// Root certificates.
-    pub roots: Roots,
-    /// Revocation lists, if checked.
-    pub crls: Option<Crls>,
 }
 
 /// An etcd user and password.
@@ -585,16 +555,5 @@ impl Listener {
     #[must_use]
     pub fn is_trusted_proxy(&self, address: IpAddr) -> bool {
         self.proxy_protocol_from.iter().any(|network| network.contains(address))
-    }
-}
-
-impl ClientAuth {
-    /// The authority of client certificates, if clients are asked for a certificate.
-    #[must_use]
-    pub fn ca(&self) -> Option<&ClientCa> {
-        match self {
-            Self::None => None,
-            Self::Optional(ca) | Self::Required(ca) => Some(ca),
-        }
     }
 }

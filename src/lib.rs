@@ -22,8 +22,8 @@
 //! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy`. From
 //! the top: `app` · `admin`, `reload`, `rest` · `gateway` · `watch`, `lease`, `revocation`, `policy_store`
 //! · `downstream`, `upstream`, `own_keys` · `credentials`, `audit` · `members`, `otlp` · `dial`, `policy`,
-//! `usage` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority` · `pb`, `pem`, `identity`,
-//! `published`, `secret`, `tasks`, `telemetry`, `io`.
+//! `usage` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority`, `trust` · `pb`, `pem`,
+//! `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`.
 
 pub mod admin;
 pub mod app;
@@ -56,6 +56,7 @@ pub mod secret;
 pub mod shard;
 pub mod tasks;
 pub mod telemetry;
+pub mod trust;
 pub mod upstream;
 pub mod usage;
 pub mod users;

@@ -16,10 +16,11 @@ use rustls::RootCertStore;
 use rustls::crypto::ring::default_provider;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer};
-use rustls::server::{ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier};
-use rustls::sign::{CertifiedKey, SigningKey};
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use rustls::sign::SigningKey;
 use rustls_pemfile::Item;
 use sha2::{Digest as _, Sha256};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 use zeroize::Zeroizing;
 
 /// Larger than any chain or bundle (Debian's whole CA bundle has 220 KiB); limits the memory spent on
@@ -84,13 +85,11 @@ pub enum PemErrorReason {
     /// The file holds no certificate.
     #[error("holds no certificate (BEGIN CERTIFICATE)")]
     NoCertificate,
-    /// A certificate is not usable X.509.
-    #[error("certificate {position} cannot be used: {error}")]
+    /// A certificate is not X.509.
+    #[error("certificate {position} is no X.509 certificate")]
     BadCertificate {
         /// Position of the certificate, counted from 1.
         position: usize,
-        /// The parser's error.
-        error: rustls::Error,
     },
     /// The file holds no revocation list.
     #[error("holds no certificate revocation list (BEGIN X509 CRL)")]
@@ -133,8 +132,9 @@ impl Chain {
             .collect::<Result<_, _>>()
             .map_err(|_| at(PemErrorReason::NotPem))?;
         for (index, certificate) in chain.iter().enumerate() {
-            ParsedCertificate::try_from(certificate)
-                .map_err(|error| at(PemErrorReason::BadCertificate { position: index + 1, error }))?;
+            if !matches!(X509Certificate::from_der(certificate), Ok(([], _))) {
+                return Err(at(PemErrorReason::BadCertificate { position: index + 1 }));
+            }
         }
         if chain.is_empty() { Err(at(PemErrorReason::NoCertificate)) } else { Ok(Self(chain)) }
     }
@@ -184,8 +184,13 @@ impl KeyPair {
     /// # Errors
     /// [`Mismatch`] if the key does not belong to the chain's first certificate.
     pub fn new(chain: Chain, key: PrivateKey) -> Result<Self, Mismatch> {
-        let certified = CertifiedKey::new(chain.0.clone(), Arc::clone(&key.signing));
-        certified.keys_match().map_err(|_| Mismatch)?;
+        // Without rustls' own comparison, which reads X.509 version 3 only.
+        let leaf = chain.0.first().and_then(|leaf| X509Certificate::from_der(leaf).ok());
+        let own = key.signing.public_key();
+        let is_same = leaf.zip(own).is_some_and(|((_, leaf), own)| *leaf.public_key().raw == *own);
+        if !is_same {
+            return Err(Mismatch);
+        }
         Ok(Self { chain: Arc::new(chain), key: Arc::new(key) })
     }
 
@@ -203,19 +208,12 @@ impl KeyPair {
 }
 
 impl Roots {
-    /// Reads every certificate of the file, each required to be usable as a trust anchor.
+    /// Reads every certificate of the file. The verifier decides on their use (`trust`).
     ///
     /// # Errors
     /// [`PemError`] with the file's fault.
     pub fn read(path: &Path) -> Result<Self, PemError> {
         let Chain(roots) = Chain::read(path)?;
-        let mut store = RootCertStore::empty();
-        for (index, root) in roots.iter().enumerate() {
-            store.add(root.clone()).map_err(|error| PemError {
-                path: path.to_owned(),
-                reason: PemErrorReason::BadCertificate { position: index + 1, error },
-            })?;
-        }
         Ok(Self(roots.into()))
     }
 

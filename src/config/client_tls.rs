@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustls::pki_types::CertificateDer;
 
 use crate::pem::{CertificateFingerprint, KeyPair, Roots};
+use crate::trust::Strictness;
 
 /// TLS towards members.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +24,7 @@ impl ClientTls {
     #[must_use]
     pub fn authorities(&self) -> &[CertificateDer<'static>] {
         match &self.trust {
-            MemberTrust::Authorities(roots) => roots.certificates(),
+            MemberTrust::Authorities(roots, _) => roots.certificates(),
             MemberTrust::Pinned(_) | MemberTrust::Unverified => &[],
         }
     }
@@ -40,7 +41,7 @@ impl ClientTls {
 pub enum MemberTrust {
     /// Member certificates must verify under these roots, for the requested name or address. System roots are
     /// not used.
-    Authorities(Roots),
+    Authorities(Roots, Strictness),
     /// Member certificates must be in this list, whatever the names, dates and issuer. Never empty.
     Pinned(Arc<[CertificateFingerprint]>),
     /// Every server is accepted.

@@ -3,7 +3,7 @@
 //! Owns: the list of budgets, and their defaults within a limit on the process's memory. Must not know: how a
 //! budget is counted, the source of the limit. Invariants: a key that bounds bytes held for clients has a row
 //! here; the defaults together take at most half of the limit, so that connections and the allocator have the
-//! other half (docs/decisions.md#d69).
+//! other half (docs/decisions.md#d70).
 
 use super::Config;
 

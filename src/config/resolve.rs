@@ -45,6 +45,7 @@ use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
 use crate::secret::Secret;
 use crate::telemetry;
 use crate::telemetry::access_settings::{AccessLogSettings, RecordedCalls};
+use crate::trust::{ChainVerifier, Strictness};
 pub use policy_tables::{peer_pattern, policy, read_policy};
 
 /// Availability of the ways of identification, on every listener.
@@ -376,7 +377,17 @@ impl Resolver<'_> {
 
     fn roots(&mut self, path: &str, name: &str) -> Option<Roots> {
         let file = self.file(path, name);
-        self.checked(path, Roots::read(&file))
+        let roots = self.checked(path, Roots::read(&file))?;
+        self.checked(path, ChainVerifier::read_trusted(roots.certificates()))?;
+        Some(roots)
+    }
+
+    /// The rules for the certificates of peers. Without a CA there is nothing to be strict about.
+    fn strictness(&mut self, path: &str, strict: Option<bool>, has_ca: bool) -> Strictness {
+        if strict.is_some() && !has_ca {
+            self.findings.warn(path, "has no effect: no CA vouches for certificates here");
+        }
+        if strict == Some(true) { Strictness::Strict } else { Strictness::AsEtcd }
     }
 
     /// The certificate and key of a table, each requiring its counterpart.
@@ -817,6 +828,14 @@ mod tests {
         assert!(matches!(with("optional"), (ClientAuth::Optional(_), 0)));
         assert!(matches!(with("required"), (ClientAuth::Required(_), 0)));
         assert!(matches!(with("none"), (ClientAuth::None, 1)));
+        let strictness = |inner: &str| match clients(&format!("{pair}, {inner}")) {
+            (ClientAuth::Required(ca), 0) => Some(ca.strictness),
+            (ClientAuth::None, 1) => None,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(strictness("client_ca = 'b.crt'"), Some(Strictness::AsEtcd));
+        assert_eq!(strictness("client_ca = 'b.crt', strict_certificates = true"), Some(Strictness::Strict));
+        assert_eq!(strictness("strict_certificates = true"), None, "a warning");
 
         assert_eq!(fault_paths(&tls("cert = 'a.crt'")), ["listener[0].tls.key"]);
         assert_eq!(fault_paths(&tls("key = 'a.key'")), ["listener[0].tls.cert"]);

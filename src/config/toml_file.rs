@@ -126,6 +126,7 @@ pub(super) struct TomlListenerTls {
     pub(super) client_ca_name: Option<String>,
     pub(super) client_crl: Option<String>,
     pub(super) client_auth: Option<TomlClientAuth>,
+    pub(super) strict_certificates: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -203,6 +204,7 @@ pub(super) struct TomlClusterTls {
     pub(super) ca: Option<String>,
     pub(super) pinned_sha256: Option<Vec<String>>,
     pub(super) insecure_skip_verify: Option<bool>,
+    pub(super) strict_certificates: Option<bool>,
     pub(super) cert: Option<String>,
     pub(super) key: Option<String>,
 }

@@ -203,6 +203,7 @@ mod tests {
     use super::*;
     use crate::config::MemberTrust;
     use crate::pem::{Chain, PrivateKey, Roots};
+    use crate::trust::Strictness;
 
     /// A root authority trusted by etcd, and a mint below the root.
     struct MintFixture {
@@ -247,7 +248,9 @@ mod tests {
         let authority = pair(folder.path(), &cert.pem(), &key.serialize_pem());
         let roots = folder.path().join("root.pem");
         std::fs::write(&roots, root.pem()).unwrap();
-        let towards = MemberTls::new(&MemberTrust::Authorities(Roots::read(&roots).unwrap())).unwrap();
+        let towards =
+            MemberTls::new(&MemberTrust::Authorities(Roots::read(&roots).unwrap(), Strictness::AsEtcd))
+                .unwrap();
         let held = CheckedAuthorities::default();
         let mint = CertificateMint::new(
             &upstream_users::MintAuthority { authority, lifetime },

@@ -6,21 +6,23 @@
 //! dead address does not use up the time of the remaining addresses. Replaced TLS settings apply to all
 //! clones from the next connect on. [`Dial`] is the upstream seam of the tests.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
 use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
 
 use crate::config::{Endpoint, Scheme};
 use crate::dial::member_tls;
 use crate::dial::names::NameResolver;
 use crate::io::ByteStream;
+use crate::trust::with_refusal;
 
 /// Opens the byte stream under TLS: over TCP in production, over an in-process pipe in tests.
 pub type Dial = Arc<dyn Fn(&Endpoint) -> BoxFuture<'static, io::Result<ByteStream>> + Send + Sync>;
@@ -74,11 +76,27 @@ pub struct Connector {
 struct Tls {
     current: Arc<ArcSwap<ClientConfig>>,
     http1: bool,
+    /// The last certificate shown by each endpoint, for the doctor.
+    shown: Arc<Mutex<ShownCertificates>>,
 }
+
+/// The certificates of members by `host:port`. The accepted ones only, so the number follows the member list.
+type ShownCertificates = BTreeMap<String, CertificateDer<'static>>;
+
+/// Maximum number of endpoints whose certificates are kept.
+const MAX_SHOWN: usize = 64;
 
 impl Tls {
     fn new(config: Arc<ClientConfig>) -> Self {
-        Self { current: Arc::new(ArcSwap::new(config)), http1: false }
+        Self { current: Arc::new(ArcSwap::new(config)), http1: false, shown: Arc::default() }
+    }
+
+    fn keep_shown(&self, endpoint: &Endpoint, certificate: &CertificateDer<'_>) {
+        let name = format!("{}:{}", endpoint.host, endpoint.port);
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if shown.len() < MAX_SHOWN || shown.contains_key(&name) {
+            shown.insert(name, certificate.clone().into_owned());
+        }
     }
 
     fn config(&self) -> Arc<ClientConfig> {
@@ -126,6 +144,14 @@ impl Connector {
         if let Some(current) = &self.tls {
             current.current.store(tls);
         }
+    }
+
+    /// The certificate last shown by each member, by `host:port`.
+    #[must_use]
+    pub fn shown_certificates(&self) -> Vec<(String, CertificateDer<'static>)> {
+        let Some(tls) = &self.tls else { return Vec::new() };
+        let shown = tls.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.iter().map(|(name, certificate)| (name.clone(), certificate.clone())).collect()
     }
 
     /// Returns a connector with different TLS settings for `https` endpoints, for example a different client
@@ -186,11 +212,14 @@ impl Connector {
         };
         let name = ServerName::try_from(endpoint.host.to_string())
             .map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
-        let shaken = tokio_rustls::TlsConnector::from(tls.config()).connect(name, stream).await;
-        let stream = shaken.map_err(|error| ConnectError::Handshake {
+        let shaken = with_refusal(tokio_rustls::TlsConnector::from(tls.config()).connect(name, stream)).await;
+        let stream = shaken.map_err(|(error, refused)| ConnectError::Handshake {
             endpoint: endpoint.clone(),
-            reason: member_tls::describe_handshake_failure(&error).into(),
+            reason: member_tls::describe_handshake_failure(&error, refused.as_ref()).into(),
         })?;
+        if let Some(certificate) = stream.get_ref().1.peer_certificates().and_then(<[_]>::first) {
+            tls.keep_shown(endpoint, certificate);
+        }
         Ok(Box::new(stream))
     }
 }

@@ -12,22 +12,29 @@ use std::io;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{Resumption, WantsClientCert, WebPkiServerVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::client::{Resumption, WantsClientCert};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{
-    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, OtherError, RootCertStore,
-    SignatureScheme,
+    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, OtherError, SignatureScheme,
 };
 
 use crate::config::{ClientTls, MemberTrust};
 use crate::pem::{CertificateFingerprint, KeyPair};
+use crate::trust::{
+    ChainVerifier, ChainVerifierError, HandshakeVersion, Refusal, RefusedChain, verify_handshake,
+};
 
-/// rustls rejects the resolved configuration, although the files passed their check.
+/// The resolved configuration is rejected, although the files passed their check.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct MemberTlsError(#[from] rustls::Error);
+pub enum MemberTlsError {
+    /// By rustls.
+    Rustls(#[from] rustls::Error),
+    /// By the verifier of members.
+    Authorities(#[from] ChainVerifierError),
+}
 
 /// TLS towards members, not yet bound to a client certificate. Cheap to clone.
 #[derive(Clone)]
@@ -72,7 +79,7 @@ impl ServerCertVerifier for WithoutAuthorities {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signed, &ecdsa_p521::ALGORITHMS)
+        verify_handshake(HandshakeVersion::Tls12, message, certificate, signed, &ecdsa_p521::ALGORITHMS)
     }
 
     fn verify_tls13_signature(
@@ -81,7 +88,7 @@ impl ServerCertVerifier for WithoutAuthorities {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signed, &ecdsa_p521::ALGORITHMS)
+        verify_handshake(HandshakeVersion::Tls13, message, certificate, signed, &ecdsa_p521::ALGORITHMS)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -91,7 +98,8 @@ impl ServerCertVerifier for WithoutAuthorities {
 
 /// Describes a failed handshake for operators: Keyward's own reasons, with advice for the most frequent
 /// failures.
-pub(super) fn describe_handshake_failure(error: &io::Error) -> String {
+pub(super) fn describe_handshake_failure(error: &io::Error, refused: Option<&RefusedChain>) -> String {
+    let told = refused.map_or_else(|| error.to_string(), ToString::to_string);
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match inner {
         Some(rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(why))))
@@ -99,25 +107,30 @@ pub(super) fn describe_handshake_failure(error: &io::Error) -> String {
         {
             why.to_string()
         }
-        // etcd 3.6 and later mark a member's self-made certificate as a CA certificate (CaUsedAsEndEntity).
         Some(rustls::Error::InvalidCertificate(
-            CertificateError::UnknownIssuer | CertificateError::Other(_),
+            CertificateError::UnknownIssuer | CertificateError::BadSignature,
         )) => format!(
-            "{error}: cluster.tls.ca does not vouch for it; a certificate that a member made itself \
+            "{told}: cluster.tls.ca does not vouch for it; a certificate that a member made itself \
              (--auto-tls) is pinned by cluster.tls.pinned_sha256"
         ),
         Some(
             rustls::Error::AlertReceived(rustls::AlertDescription::HandshakeFailure)
             | rustls::Error::InvalidCertificate(
-                CertificateError::UnsupportedSignatureAlgorithmContext { .. }
-                | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
+                CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
             ),
-        ) => format!(
-            "{error}: the member's key or its signature is of no kind that is known here (RSA, ECDSA P-256, \
-             P-384 and P-521, Ed25519), or it takes no TLS of ours"
-        ),
-        _ => error.to_string(),
+        ) => unsupported(&told),
+        _ if refused.is_some_and(|refused| refused.refusal == Refusal::UnsupportedSignature) => {
+            unsupported(&told)
+        }
+        _ => told,
     }
+}
+
+fn unsupported(told: &str) -> String {
+    format!(
+        "{told}: the member's key or its signature is of no kind that is known here (RSA, ECDSA P-256, \
+             P-384 and P-521, Ed25519), or it takes no TLS of ours"
+    )
 }
 
 impl MemberTls {
@@ -130,14 +143,8 @@ impl MemberTls {
         let provider =
             Arc::new(CryptoProvider { signature_verification_algorithms: *ecdsa_p521::ALGORITHMS, ..ring });
         let verifier: Arc<dyn ServerCertVerifier> = match trust {
-            MemberTrust::Authorities(roots) => {
-                let mut store = RootCertStore::empty();
-                for root in roots.certificates() {
-                    store.add(root.clone())?;
-                }
-                let builder =
-                    WebPkiServerVerifier::builder_with_provider(Arc::new(store), Arc::clone(&provider));
-                builder.build().map_err(|error| rustls::Error::General(error.to_string()))?
+            MemberTrust::Authorities(roots, strictness) => {
+                Arc::new(ChainVerifier::of_members(roots.certificates(), *strictness, &provider)?)
             }
             MemberTrust::Pinned(pins) => Arc::new(WithoutAuthorities(Some(Arc::clone(pins)))),
             MemberTrust::Unverified => Arc::new(WithoutAuthorities(None)),
@@ -180,6 +187,12 @@ impl MemberTls {
     }
 }
 
+/// The algorithms by which members' certificates are verified.
+#[must_use]
+pub fn algorithms() -> WebPkiSupportedAlgorithms {
+    *ecdsa_p521::ALGORITHMS
+}
+
 fn http2(mut config: ClientConfig) -> Arc<ClientConfig> {
     config.alpn_protocols = vec![b"h2".to_vec()];
     Arc::new(config)
@@ -205,6 +218,8 @@ mod tests {
 
     use super::*;
     use crate::pem::{Chain, PrivateKey, Roots};
+    use crate::trust::{Strictness, with_refusal};
+    use rustls::RootCertStore;
 
     /// A CA, and a certificate issued by the CA for `name`.
     struct Pki {
@@ -229,6 +244,10 @@ mod tests {
         let path = folder.join("ca.pem");
         std::fs::write(&path, &pki.ca).unwrap();
         Roots::read(&path).unwrap()
+    }
+
+    fn trusting(roots: Roots) -> MemberTrust {
+        MemberTrust::Authorities(roots, Strictness::AsEtcd)
     }
 
     /// Runs a handshake over a pipe. Returns the agreed protocol and the number of client certificates, as
@@ -259,9 +278,10 @@ mod tests {
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
         let connect =
             tokio_rustls::TlsConnector::from(config).connect(ServerName::try_from(name).unwrap(), ours);
+        let connect = with_refusal(connect);
         let accept = tokio_rustls::TlsAcceptor::from(Arc::new(server)).accept(theirs);
         let (connected, accepted) = tokio::join!(connect, accept);
-        connected.map_err(|error| describe_handshake_failure(&error))?;
+        connected.map_err(|(error, refused)| describe_handshake_failure(&error, refused.as_ref()))?;
         let accepted = accepted.map_err(|error| error.to_string())?;
         let (_, session) = accepted.get_ref();
         Ok(HandshakeSeen {
@@ -285,8 +305,7 @@ mod tests {
     async fn a_member_is_believed_only_under_the_configured_authority_and_its_own_name() {
         let folder = tempfile::tempdir().unwrap();
         let (member, stranger) = (pki("member.example"), pki("member.example"));
-        let tls =
-            ClientTls { trust: MemberTrust::Authorities(roots(folder.path(), &member)), identity: None };
+        let tls = ClientTls { trust: trusting(roots(folder.path(), &member)), identity: None };
         let config = || client_config(&tls).unwrap();
         let seen = handshake(config(), &member, "member.example").await.unwrap();
         assert_eq!(seen, HandshakeSeen { protocol: Some(b"h2".to_vec()), certificates: 0 });
@@ -327,7 +346,7 @@ mod tests {
         std::fs::write(&key, member.key.serialize_pem()).unwrap();
         let identity =
             Some(KeyPair::new(Chain::read(&cert).unwrap(), PrivateKey::read(&key).unwrap()).unwrap());
-        let tls = ClientTls { trust: MemberTrust::Authorities(roots(folder.path(), &member)), identity };
+        let tls = ClientTls { trust: trusting(roots(folder.path(), &member)), identity };
         let seen = handshake(client_config(&tls).unwrap(), &member, "member.example").await.unwrap();
         assert_eq!(seen.certificates, 1);
     }

@@ -42,6 +42,7 @@ use crate::tasks::Tasks;
 use crate::tasks::wake_gate::WakeGate;
 use crate::telemetry::connection_metrics::{ConnectionMetrics, EndReason};
 use crate::telemetry::metrics::Metrics;
+use crate::trust::{RefusedChain, with_refusal};
 
 use ping_timeout::unanswered_ping;
 use served_connection::ServedConnection;
@@ -133,7 +134,10 @@ pub enum HandshakeError {
     NotSaid(#[from] ProxyHeaderError),
     /// TLS failed.
     #[error("the TLS handshake failed: {0}")]
-    Tls(#[from] io::Error),
+    Tls(io::Error),
+    /// The client's certificates were refused.
+    #[error("the TLS handshake failed: {0}")]
+    Refused(RefusedChain),
     /// The connection was lost before its protocol was known.
     #[error("it was lost before its first bytes: {0}")]
     Lost(io::Error),
@@ -154,7 +158,9 @@ impl HandshakeError {
                 error.kind(),
                 ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
             ),
-            Self::TimedOut | Self::NotSaid(_) | Self::Full(_) | Self::Certificate(_) => false,
+            Self::TimedOut | Self::NotSaid(_) | Self::Refused(_) | Self::Full(_) | Self::Certificate(_) => {
+                false
+            }
         }
     }
 }
@@ -369,12 +375,15 @@ type TlsHandshakeParts = (ByteStream, Option<String>, Option<PeerCertificateChai
 
 /// Performs the TLS handshake: the stream, the server name, the client's certificates (if requested), and the
 /// ALPN protocol (if any).
-async fn handshake(stream: ByteStream, tls: CurrentListenerTls) -> io::Result<TlsHandshakeParts> {
+async fn handshake(stream: ByteStream, tls: CurrentListenerTls) -> Result<TlsHandshakeParts, HandshakeError> {
     // Subscribe before loading the TLS settings, so that a change during the handshake is noticed.
     let changes = tls.changes();
     let now = tls.load_full();
     let accepting = tokio_rustls::TlsAcceptor::from(Arc::clone(&now.handshakes)).accept(stream);
-    let stream = Box::new(accepting.await?);
+    let stream = Box::new(with_refusal(accepting).await.map_err(|(error, refused)| match refused {
+        Some(refused) => HandshakeError::Refused(refused),
+        None => HandshakeError::Tls(error),
+    })?);
     let session = stream.get_ref().1;
     let chain = session.peer_certificates().unwrap_or_default();
     let server_name = session.server_name().map(str::to_owned);

@@ -8,16 +8,18 @@
 
 use std::sync::Arc;
 
+use rustls::ServerConfig;
+use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::NoServerSessionStorage;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{RootCertStore, ServerConfig};
 
 use crate::config::{ClientAuth, ClientCa, ServerTls};
 use crate::downstream::sniff::{H2, HTTP1};
 use crate::pem::Crls;
 use crate::published::Published;
+use crate::trust::{ChainVerifier, ChainVerifierError};
 
 /// A listener's present TLS settings. Replaced as a whole; each handshake uses the settings at its start, and
 /// certificates of open connections are verified again after a replacement.
@@ -29,7 +31,7 @@ pub struct ListenerTls {
     /// The rustls configuration for handshakes.
     pub handshakes: Arc<ServerConfig>,
     /// The verifier of client certificates, if certificates are requested.
-    clients: Option<Arc<dyn ClientCertVerifier>>,
+    clients: Option<Arc<ChainVerifier>>,
 }
 
 /// Reason for rejecting a listener's TLS settings.
@@ -38,9 +40,15 @@ pub enum ListenerTlsError {
     /// rustls rejects the certificate or key.
     #[error("the listener's certificate cannot be used: {0}")]
     Identity(#[from] rustls::Error),
-    /// rustls rejects the client CA.
+    /// The client CA or its revocation lists cannot be used.
     #[error("the client CA cannot be used: {0}")]
-    ClientCa(#[from] rustls::server::VerifierBuilderError),
+    ClientCa(#[from] ChainVerifierError),
+}
+
+/// The algorithms by which clients' certificates are verified.
+#[must_use]
+pub fn algorithms() -> WebPkiSupportedAlgorithms {
+    rustls::crypto::ring::default_provider().signature_verification_algorithms
 }
 
 impl ListenerTls {
@@ -52,23 +60,20 @@ impl ListenerTls {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?;
-        let verifier = |ca: &ClientCa| -> Result<_, ListenerTlsError> {
-            let mut store = RootCertStore::empty();
-            for certificate in ca.roots.certificates() {
-                store.add(certificate.clone())?;
-            }
-            let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(store), Arc::clone(&provider));
-            // Every authority of a chain must have a CRL: a certificate not covered by a CRL may be revoked.
-            Ok(builder.with_crls(ca.crls.iter().flat_map(Crls::lists).cloned()))
+        let verifier = |ca: &ClientCa, is_optional| -> Result<_, ChainVerifierError> {
+            let lists = ca.crls.as_ref().map_or(&[][..], Crls::lists);
+            let roots = ca.roots.certificates();
+            let made = ChainVerifier::of_clients(roots, lists, is_optional, ca.strictness, &provider)?;
+            Ok(Arc::new(made))
         };
         let clients = match &tls.clients {
             ClientAuth::None => None,
-            ClientAuth::Optional(ca) => Some(verifier(ca)?.allow_unauthenticated().build()?),
-            ClientAuth::Required(ca) => Some(verifier(ca)?.build()?),
+            ClientAuth::Optional(ca) => Some(verifier(ca, true)?),
+            ClientAuth::Required(ca) => Some(verifier(ca, false)?),
         };
         let builder = match &clients {
             None => builder.with_no_client_auth(),
-            Some(verifier) => builder.with_client_cert_verifier(Arc::clone(verifier)),
+            Some(verifier) => builder.with_client_cert_verifier(Arc::<ChainVerifier>::clone(verifier)),
         };
         let identity = &tls.identity;
         // Use the signing key object: a copy of the key would never be wiped from memory.
@@ -94,7 +99,7 @@ impl ListenerTls {
         match (&self.clients, chain.split_first()) {
             (None, _) => true,
             (Some(verifier), None) => !verifier.client_auth_mandatory(),
-            (Some(verifier), Some((leaf, rest))) => verifier.verify_client_cert(leaf, rest, now).is_ok(),
+            (Some(verifier), Some((leaf, rest))) => verifier.verify(leaf, rest, None, now).is_ok(),
         }
     }
 }

@@ -30,6 +30,7 @@ use crate::policy_store::PolicyRegister;
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
 use crate::telemetry::log_filter::{LogFilter, log_filter, set_log_filter};
+use crate::trust::Strictness;
 use crate::upstream::peer_urls::{PeerTrustCheck, roots_of};
 
 impl ReloadCheck {
@@ -314,7 +315,8 @@ fn fingerprint(tls: &ServerTls) -> String {
     let shown = digest(tls.identity.chain());
     let of = |ca: &ClientCa| {
         let crls = ca.crls.as_ref().map(|crls| format!(", revoked by {}", digest(crls.lists())));
-        format!("{}{}", digest(ca.roots.certificates()), crls.unwrap_or_default())
+        let strict = if ca.strictness == Strictness::Strict { ", strictly" } else { "" };
+        format!("{}{}{strict}", digest(ca.roots.certificates()), crls.unwrap_or_default())
     };
     match &tls.clients {
         ClientAuth::None => format!("certificate {shown}, clients show none"),
@@ -332,7 +334,10 @@ fn digest<T: AsRef<[u8]>>(parts: impl IntoIterator<Item = T>) -> String {
 /// The trust in members' certificates, as text.
 fn member_trust(tls: &ClientTls) -> String {
     match &tls.trust {
-        MemberTrust::Authorities(roots) => format!("members under {}", digest(roots.certificates())),
+        MemberTrust::Authorities(roots, strictness) => {
+            let strict = if *strictness == Strictness::Strict { ", strictly" } else { "" };
+            format!("members under {}{strict}", digest(roots.certificates()))
+        }
         MemberTrust::Pinned(pins) => {
             let pins: Vec<String> = pins.iter().map(ToString::to_string).collect();
             format!("members pinned by {}", pins.join(", "))

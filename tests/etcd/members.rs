@@ -21,6 +21,7 @@ use keyward::members::membership::{
 use keyward::pem::{Chain, KeyPair, PrivateKey, Roots};
 use keyward::secret::Secret;
 use keyward::tasks::Tasks;
+use keyward::trust::Strictness;
 
 use crate::harness::pki::Pair;
 use crate::harness::{Auth, Cluster, Options, Tls, password, versions, wait};
@@ -53,7 +54,7 @@ pub(crate) fn config(cluster: &Cluster, members: &[usize], probe: Option<&str>) 
     Config {
         endpoints: members.iter().map(endpoint).collect(),
         tls: (scheme == Scheme::Https)
-            .then(|| ClientTls { trust: MemberTrust::Authorities(roots()), identity }),
+            .then(|| ClientTls { trust: MemberTrust::Authorities(roots(), Strictness::AsEtcd), identity }),
         connect_timeout: Duration::from_secs(2),
         idle_timeout: Duration::from_secs(60),
         token_ttl: Duration::from_secs(300),

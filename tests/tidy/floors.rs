@@ -17,7 +17,7 @@ const FLOORS: &[(u8, &[&str])] = &[
     (4, &["dial", "policy", "usage"]),
     (3, &["config"]),
     (2, &["rpc"]),
-    (1, &["refusal", "shard", "jwt", "users", "authority"]),
+    (1, &["refusal", "shard", "jwt", "users", "authority", "trust"]),
     (0, &["pb", "pem", "identity", "published", "secret", "tasks", "telemetry", "io", "byte_account"]),
 ];
 

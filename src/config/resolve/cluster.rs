@@ -10,6 +10,7 @@ use crate::config::{
     ClientTls, Cluster, ClusterPin, Discovery, Endpoint, MemberPreference, MemberTrust, OutageTimes, Scheme,
     Srv, toml_file, values,
 };
+use crate::trust::Strictness;
 
 fn serves(target: Option<toml_file::TomlMemberPreference>) -> MemberPreference {
     match target {
@@ -185,14 +186,17 @@ impl Resolver<'_> {
             (None, None) => None,
             (cert, key) => self.key_pair(path, cert, key),
         };
-        let trust = self.member_trust(tls.ca, tls.pinned_sha256, tls.insecure_skip_verify == Some(true));
+        let path = "cluster.tls.strict_certificates";
+        let strictness = self.strictness(path, tls.strict_certificates, tls.ca.is_some());
+        let unverified = tls.insecure_skip_verify == Some(true);
+        let trust = self.member_trust((tls.ca, strictness), tls.pinned_sha256, unverified);
         Some(ClientTls { trust: trust?, identity })
     }
 
     /// Exactly one kind of trust is accepted: beside a weaker kind, a stronger kind would be a false promise.
     fn member_trust(
         &mut self,
-        ca: Option<String>,
+        (ca, strictness): (Option<String>, Strictness),
         pins: Option<Vec<String>>,
         unverified: bool,
     ) -> Option<MemberTrust> {
@@ -220,7 +224,7 @@ impl Resolver<'_> {
             let reason =
                 "the CA that members verify under is needed (system roots are not used), or pinned_sha256";
             let ca = self.required(CA, ca, reason)?;
-            return self.roots(CA, &ca).map(MemberTrust::Authorities);
+            return self.roots(CA, &ca).map(|roots| MemberTrust::Authorities(roots, strictness));
         };
         if pins.is_empty() {
             self.findings.fault(PINS, "names no certificate: nobody would be believed to be a member");
@@ -329,6 +333,7 @@ mod tests {
         assert!(told.contains(&"cluster.tls.insecure_skip_verify"), "{told:?}");
         for (lines, fault) in [
             ("tls.insecure_skip_verify = false\n".to_owned(), "cluster.tls.ca"),
+            ("tls.strict_certificates = true\n".to_owned(), "cluster.tls.ca"),
             ("tls.pinned_sha256 = []\n".to_owned(), "cluster.tls.pinned_sha256"),
             ("tls.pinned_sha256 = ['ab']\n".to_owned(), "cluster.tls.pinned_sha256[0]"),
             (format!("tls = {{ ca = 'a', pinned_sha256 = ['{pin}'] }}\n"), "cluster.tls.pinned_sha256"),

@@ -11,6 +11,7 @@ use crate::config::trace_settings::TraceSettings;
 use crate::config::{ClientTls, Endpoint, MemberTrust, Scheme, secrets, values};
 use crate::secret::Secret;
 use crate::telemetry::trace_sampling::TraceSampling;
+use crate::trust::Strictness;
 
 /// Most calls a second with a trace because their client wants one.
 const MOST_PARENTS: u32 = 1_000_000;
@@ -111,7 +112,7 @@ impl Resolver<'_> {
             (cert, key) => self.key_pair(table, cert, key),
         };
         let roots = self.roots(&path, &ca?)?;
-        Some(Some(ClientTls { trust: MemberTrust::Authorities(roots), identity }))
+        Some(Some(ClientTls { trust: MemberTrust::Authorities(roots, Strictness::AsEtcd), identity }))
     }
 
     /// The headers in a secret file.

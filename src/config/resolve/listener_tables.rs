@@ -164,7 +164,9 @@ impl Resolver<'_> {
         let name = self.ca_name(&format!("{ca_path}_name"), tls.client_ca_name, &tls.client_ca, listener);
         let roots = tls.client_ca.as_ref().map(|name| self.roots(&ca_path, name));
         let crls = self.crls(&format!("{path}.client_crl"), tls.client_crl, roots.as_ref());
-        let roots = roots.map(|roots| Some(ClientCa { name: name?, roots: roots?, crls }));
+        let strictness =
+            self.strictness(&format!("{path}.strict_certificates"), tls.strict_certificates, roots.is_some());
+        let roots = roots.map(|roots| Some(ClientCa { name: name?, roots: roots?, crls, strictness }));
         // A CA without `client_auth` means "required", as etcd's `--trusted-ca-file` does.
         let unsaid = if roots.is_some() {
             toml_file::TomlClientAuth::Required
@@ -199,8 +201,8 @@ impl Resolver<'_> {
         });
         if let Some(other) = other {
             let reason = format!(
-                "peers would be called {:?} here and at listener {:?}, whose client_ca or client_crl is \
-                 another",
+                "peers would be called {:?} here and at listener {:?}, whose client_ca, client_crl or \
+                 strict_certificates is another",
                 &*ca.name, &*other.name
             );
             self.findings.fault(&format!("{path}.tls.client_ca_name"), reason);
