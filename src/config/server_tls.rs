@@ -1,7 +1,7 @@
 //! TLS towards clients, as resolved.
 //!
-//! Owns: the server's certificate, and the trust in client certificates. Must not know: rustls verifiers. Invariant:
-//! clients are asked for certificates only with an authority to verify the certificates under.
+//! Owns: the server's certificate, and the trust in client certificates. Must not know: rustls verifiers.
+//! Invariant: clients are asked for certificates only with an authority to verify the certificates under.
 
 use std::sync::Arc;
 

@@ -119,7 +119,10 @@ pub(super) fn describe_handshake_failure(error: &io::Error, refused: Option<&Ref
                 CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
             ),
         ) => unsupported(&told),
-        _ if refused.is_some_and(|refused| refused.refusal == Refusal::UnsupportedSignature) => {
+        _ if refused.is_some_and(|refused| {
+            matches!(refused.refusal, Refusal::UnsupportedSignature | Refusal::UnsupportedKey)
+        }) =>
+        {
             unsupported(&told)
         }
         _ => told,

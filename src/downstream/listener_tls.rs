@@ -103,3 +103,99 @@ impl ListenerTls {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rcgen::PublicKeyData as _;
+    use rustls::client::Resumption;
+    use rustls::pki_types::{PrivateKeyDer, ServerName};
+    use rustls::{ClientConfig, SupportedProtocolVersion, version};
+
+    use super::*;
+    use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
+    use crate::trust::test_certificates::{Draft, alternative, basic, der};
+    use crate::trust::{RefusedChain, Strictness, with_refusal};
+
+    const VERSIONS: [&SupportedProtocolVersion; 2] = [&version::TLS12, &version::TLS13];
+
+    fn signer(key: &rcgen::KeyPair) -> Arc<dyn rustls::sign::SigningKey> {
+        let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
+        rustls::crypto::ring::sign::any_supported_type(&key).unwrap()
+    }
+
+    /// A client with `certificate` and `key` at a listener that trusts `root`: the refusal, or the failure of
+    /// the proof.
+    async fn shows(
+        root: &CertificateDer<'static>,
+        certificate: &CertificateDer<'static>,
+        key: &rcgen::KeyPair,
+        version: &'static SupportedProtocolVersion,
+    ) -> Result<(), Option<RefusedChain>> {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: String| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let pem = |der: &CertificateDer<'_>| {
+            let text = data_encoding::BASE64.encode(der);
+            format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
+        };
+        let server_key = rcgen::KeyPair::generate().unwrap();
+        let names = alternative(&[&der(0x82, &[b"keyward.test"])]);
+        // The listener's own certificate is of the same kind.
+        let server =
+            Draft::new("server", "server", &server_key).with(&[basic(true, None), names]).sign(&server_key);
+        let chain = Chain::read(&write("server.crt", pem(&server))).unwrap();
+        let own = PrivateKey::read(&write("server.key", server_key.serialize_pem())).unwrap();
+        let roots = Roots::read(&write("ca.crt", pem(root))).unwrap();
+        let ca = ClientCa { name: "staff".into(), roots, crls: None, strictness: Strictness::AsEtcd };
+        let tls =
+            ServerTls { identity: KeyPair::new(chain, own).unwrap(), clients: ClientAuth::Required(ca) };
+        let listener = ListenerTls::new(&tls).unwrap();
+
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let members =
+            ChainVerifier::of_members(std::slice::from_ref(&server), Strictness::AsEtcd, &provider).unwrap();
+        let shown = CertifiedKey::new(vec![certificate.clone()], signer(key));
+        let mut client = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(members))
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(shown)));
+        client.resumption = Resumption::disabled();
+        let (ours, theirs) = tokio::io::duplex(64 * 1024);
+        let name = ServerName::try_from("keyward.test").unwrap();
+        let connect = tokio_rustls::TlsConnector::from(Arc::new(client)).connect(name, theirs);
+        let accept = tokio_rustls::TlsAcceptor::from(listener.handshakes).accept(ours);
+        let (_connected, accepted) = tokio::join!(connect, with_refusal(accept));
+        accepted.map(drop).map_err(|(_, refused)| refused)
+    }
+
+    #[tokio::test]
+    async fn a_client_proves_the_key_of_any_kind_of_certificate() {
+        let (ca, alice, thief) = (
+            rcgen::KeyPair::generate().unwrap(),
+            rcgen::KeyPair::generate().unwrap(),
+            rcgen::KeyPair::generate().unwrap(),
+        );
+        let root = Draft::new("ca", "ca", &ca).v1().sign(&ca);
+        let usual = Draft::new("alice", "ca", &alice).sign(&ca);
+        let v1 = Draft::new("alice", "ca", &alice).v1().sign(&ca);
+        let mut off_curve = alice.subject_public_key_info();
+        *off_curve.last_mut().unwrap() ^= 1;
+        let unprovable = Draft { key: off_curve, ..Draft::new("alice", "ca", &alice) }.sign(&ca);
+        for version in VERSIONS {
+            for certificate in [&usual, &v1] {
+                assert_eq!(shows(&root, certificate, &alice, version).await, Ok(()), "{version:?}");
+                assert_eq!(shows(&root, certificate, &thief, version).await, Err(None), "{version:?}");
+            }
+            assert_eq!(shows(&root, &unprovable, &alice, version).await, Err(None), "no point of its curve");
+            let refused =
+                shows(&root, &Draft::new("alice", "ca", &alice).sign(&thief), &alice, version).await;
+            let refused = refused.unwrap_err().expect("a reason");
+            assert_eq!(refused.subject, "CN=alice", "{version:?}");
+        }
+    }
+}

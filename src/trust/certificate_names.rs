@@ -1,14 +1,15 @@
 //! The names in a certificate.
 //!
-//! Owns: subject alternative names, the comparison of a member's host name with them, and the text of a subject
-//! for logs. Must not know: the chain. Invariants: names that Go cannot parse are not read; the common name is
-//! never a host name (Go, `Certificate.VerifyHostname`).
+//! Owns: subject alternative names, the comparison of a member's host name with them, and the text of a
+//! subject for logs. Must not know: the chain. Invariants: names that Go cannot parse are not read; the
+//! common name is never a host name (Go, `Certificate.VerifyHostname`).
 
 use std::net::IpAddr;
 
 use rustls::pki_types::{CertificateDer, ServerName};
-use x509_parser::prelude::{FromDer as _, X509Certificate, X509Name};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
+use super::certificate_fields::name_attributes;
 use super::der_reader::{DerReader, SEQUENCE};
 
 /// Most characters of a subject in a log line.
@@ -33,14 +34,16 @@ impl AlternativeNames {
         let mut names = Self { raw: value.into(), ..Self::default() };
         while !all.is_at_end() {
             let name = all.read_any()?;
-            // Go takes the tag's other bits for a part of the number.
             match name.tag ^ 0x80 {
                 1 => names.mail.push(ascii(name.contents)?),
                 2 => names.dns.push(ascii(name.contents)?),
                 6 => names.uris.push(ascii(name.contents).filter(|uri| is_plain_uri(uri))?),
                 7 if matches!(name.contents.len(), 4 | 16) => names.addresses.push(name.contents.into()),
                 7 => return None,
-                _ => {}
+                // otherName, x400Address, directoryName, ediPartyName, registeredID
+                0x20 | 0x23..=0x25 | 8 => {}
+                // Go ignores other tags, and x509-parser takes some of them for names of a client.
+                _ => return None,
             }
         }
         Some(names)
@@ -106,8 +109,8 @@ fn is_host(pattern: &str, wanted: &str) -> bool {
     }
 }
 
-/// A URI that Go's `url.Parse` takes for certain, and whose host is a valid domain. Go takes some more: with a
-/// user, an IPv6 address, escapes in the host, or without a scheme.
+/// A URI that Go's `url.Parse` takes for certain, and whose host is a valid domain. Go takes some more: with
+/// a user, an IPv6 address, escapes in the host, or without a scheme.
 fn is_plain_uri(uri: &str) -> bool {
     let Some((scheme, rest)) = uri.split_once(':') else { return false };
     let mut letters = scheme.bytes();
@@ -137,22 +140,16 @@ pub(super) fn is_domain(name: &str) -> bool {
 }
 
 /// True if Go reads the texts of a name (`parseASN1String`). Other texts make the certificate unreadable.
-pub(super) fn is_name_readable(name: &X509Name<'_>) -> bool {
-    name.iter_attributes().all(|attribute| {
-        let value = attribute.attr_value();
-        let (header, text) = (&value.header, value.data);
-        if header.is_constructed() || header.class() != x509_parser::asn1_rs::Class::Universal {
-            return false;
-        }
-        match value.tag().0 {
-            12 => std::str::from_utf8(text).is_ok(),
-            18 => text.iter().all(|&byte| byte.is_ascii_digit() || byte == b' '),
-            19 => text.iter().all(|&byte| byte.is_ascii_alphanumeric() || b" '()+,-./:=?*&".contains(&byte)),
-            20 => true,
-            22 => text.is_ascii(),
-            30 => is_bmp(text),
-            _ => false,
-        }
+pub(super) fn is_name_readable(name: &[u8]) -> bool {
+    let Some(attributes) = name_attributes(name) else { return false };
+    attributes.iter().all(|&(_, tag, text)| match tag {
+        12 => std::str::from_utf8(text).is_ok(),
+        18 => text.iter().all(|&byte| byte.is_ascii_digit() || byte == b' '),
+        19 => text.iter().all(|&byte| byte.is_ascii_alphanumeric() || b" '()+,-./:=?*&".contains(&byte)),
+        20 => true,
+        22 => text.is_ascii(),
+        30 => is_bmp(text),
+        _ => false,
     })
 }
 

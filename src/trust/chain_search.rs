@@ -1,7 +1,7 @@
 //! The search for a chain from a peer's certificate to a trusted certificate.
 //!
-//! Owns: the rules for every certificate of a chain (Go, `crypto/x509/verify.go`), and the limits of the search.
-//! Must not know: names of hosts, revocation, connections.
+//! Owns: the rules for every certificate of a chain (Go, `crypto/x509/verify.go`), and the limits of the
+//! search. Must not know: names of hosts, revocation, connections.
 //! Invariants: a chain is accepted only after every signature in it. Signatures are checked from the trusted
 //! certificate downwards, and the same signature once only.
 
@@ -9,7 +9,7 @@ use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, UnixTime};
 
 use super::certificate_names::subject_text;
-use super::name_constraints;
+use super::name_constraints::{self, MAX_COMPARISONS, NameOutside};
 use super::parsed_certificate::ParsedCertificate;
 use super::refused_chain::{Refusal, RefusedChain};
 
@@ -31,6 +31,10 @@ pub enum ChainUse {
     Server,
 }
 
+/// The last word on a chain whose signatures are good.
+pub(super) type AcceptChain<'f, 'a> =
+    dyn FnMut(&[&'a ParsedCertificate], &mut WorkLeft) -> Result<(), RefusedChain> + 'f;
+
 /// The limits of one search, and its results so far.
 pub(super) struct ChainSearch<'a> {
     pub(super) anchors: &'a [ParsedCertificate],
@@ -45,6 +49,8 @@ pub(super) struct ChainSearch<'a> {
 pub(super) struct WorkLeft {
     steps: usize,
     signatures: usize,
+    /// Comparisons of names with name constraints.
+    comparisons: usize,
     /// The checked signatures, by the positions of certificate and issuer.
     checked: Vec<(*const ParsedCertificate, *const ParsedCertificate, Result<(), SignatureFault>)>,
 }
@@ -88,7 +94,12 @@ impl ChainUse {
 
 impl WorkLeft {
     pub(super) fn new() -> Self {
-        Self { steps: MAX_STEPS, signatures: MAX_SIGNATURE_CHECKS, checked: Vec::new() }
+        Self {
+            steps: MAX_STEPS,
+            signatures: MAX_SIGNATURE_CHECKS,
+            comparisons: MAX_COMPARISONS,
+            checked: Vec::new(),
+        }
     }
 
     /// Checks a signature by the key of `issuer`, with an algorithm of the provider.
@@ -137,9 +148,15 @@ impl WorkLeft {
     pub(super) fn signature_checks(&self) -> usize {
         MAX_SIGNATURE_CHECKS - self.signatures
     }
+
+    #[cfg(test)]
+    pub(super) fn comparisons(&self) -> usize {
+        MAX_COMPARISONS - self.comparisons
+    }
 }
 
-/// Reads a peer's certificates, leaf first. As in Go, a chain with a certificate that cannot be read is refused.
+/// Reads a peer's certificates, leaf first. As in Go, a chain with a certificate that cannot be read is
+/// refused.
 pub(super) fn read_sent(
     leaf: &CertificateDer<'_>,
     others: &[CertificateDer<'_>],
@@ -164,12 +181,13 @@ impl<'a> ChainSearch<'a> {
         &mut self,
         leaf: &'a ParsedCertificate,
         others: &'a [ParsedCertificate],
-        accept: &mut dyn FnMut(&[&'a ParsedCertificate], &mut WorkLeft) -> Result<(), RefusedChain>,
+        accept: &mut AcceptChain<'_, 'a>,
     ) -> Result<(), RefusedChain> {
-        self.is_good(leaf, 0)?;
+        self.is_good(leaf, 0).map_err(Fault::told)?;
         // A trusted certificate is believed itself, whoever signed it.
         if self.anchors.iter().any(|anchor| anchor.der == leaf.der) {
-            return self.judge(&[leaf]).and_then(|()| accept(&[leaf], &mut self.work));
+            self.judge(&[leaf]).map_err(Fault::told)?;
+            return accept(&[leaf], &mut self.work);
         }
         let mut first = None;
         match self.extend(&mut vec![leaf], others, accept, &mut first) {
@@ -178,13 +196,13 @@ impl<'a> ChainSearch<'a> {
         }
     }
 
-    /// Tries every issuer of the chain's last certificate. True once a chain is accepted; the first reason against
-    /// a chain is kept in `first`.
+    /// Tries every issuer of the chain's last certificate. True once a chain is accepted; the first reason
+    /// against a chain is kept in `first`.
     fn extend(
         &mut self,
         chain: &mut Vec<&'a ParsedCertificate>,
         others: &'a [ParsedCertificate],
-        accept: &mut dyn FnMut(&[&'a ParsedCertificate], &mut WorkLeft) -> Result<(), RefusedChain>,
+        accept: &mut AcceptChain<'_, 'a>,
         first: &mut Option<RefusedChain>,
     ) -> bool {
         let Some(&last) = chain.last() else { return false };
@@ -195,11 +213,13 @@ impl<'a> ChainSearch<'a> {
             }
             chain.push(anchor);
             let judged = self.is_issuer_good(anchor, chain.len() - 1);
-            let judged = judged.and_then(|()| self.judge(chain)).and_then(|()| accept(chain, &mut self.work));
+            let accepted = match judged.and_then(|()| self.judge(chain)) {
+                Ok(()) => accept(chain, &mut self.work).map_err(|why| _ = first.get_or_insert(why)),
+                Err(fault) => Err(fault.keep(first)),
+            };
             chain.pop();
-            match judged {
-                Ok(()) => return true,
-                Err(why) => keep(first, why),
+            if accepted.is_ok() {
+                return true;
             }
         }
         if chain.len() + 1 >= MAX_CHAIN {
@@ -211,9 +231,9 @@ impl<'a> ChainSearch<'a> {
             }
             let is_authority = other.basic.is_some_and(|basic| basic.is_authority);
             let judged = self.is_issuer_good(other, chain.len());
-            let judged = if is_authority { judged } else { Err(refused(other, Refusal::NoAuthority)) };
-            if let Err(why) = judged {
-                keep(first, why);
+            let judged = if is_authority { judged } else { Err(Fault(other, Refusal::NoAuthority)) };
+            if let Err(fault) = judged {
+                fault.keep(first);
                 continue;
             }
             chain.push(other);
@@ -230,13 +250,13 @@ impl<'a> ChainSearch<'a> {
         let left = self.work.steps.checked_sub(1);
         self.work.steps = left.unwrap_or(0);
         if let (None, Some(leaf)) = (left, chain.first()) {
-            keep(first, refused(leaf, Refusal::TooMuchWork));
+            Fault(leaf, Refusal::TooMuchWork).keep(first);
         }
         left.is_some()
     }
 
     /// As Go's `isValid`, for a certificate that would stand behind `below` others.
-    fn is_good(&self, certificate: &ParsedCertificate, below: usize) -> Result<(), RefusedChain> {
+    fn is_good(&self, certificate: &'a ParsedCertificate, below: usize) -> Result<(), Fault<'a>> {
         let now = i64::try_from(self.now.as_secs()).unwrap_or(i64::MAX);
         let (begins, ends) = certificate.validity;
         let length = certificate.basic.and_then(|basic| basic.path_length);
@@ -252,37 +272,40 @@ impl<'a> ChainSearch<'a> {
         } else {
             return Ok(());
         };
-        Err(refused(certificate, refusal))
+        Err(Fault(certificate, refusal))
     }
 
     /// As Go's `CheckSignatureFrom` without the signature, and `isValid`.
-    fn is_issuer_good(&self, issuer: &ParsedCertificate, below: usize) -> Result<(), RefusedChain> {
+    fn is_issuer_good(&self, issuer: &'a ParsedCertificate, below: usize) -> Result<(), Fault<'a>> {
         if !issuer.may_sign_certificates() {
-            return Err(refused(issuer, Refusal::NoAuthority));
+            return Err(Fault(issuer, Refusal::NoAuthority));
         }
         self.is_good(issuer, below)
     }
 
-    /// Judges a whole chain, leaf first: its use, its names, and its signatures from the top.
-    fn judge(&mut self, chain: &[&ParsedCertificate]) -> Result<(), RefusedChain> {
+    /// Judges a whole chain, leaf first: its use, its signatures from the top, and its names. Names come last:
+    /// the number of comparisons is a stranger's choice until the signatures are known to be good.
+    fn judge(&mut self, chain: &[&'a ParsedCertificate]) -> Result<(), Fault<'a>> {
         for certificate in chain.iter().rev() {
             if !self.usage.is_allowed(certificate) {
-                return Err(refused(certificate, Refusal::OtherPurpose(self.usage.purpose())));
+                return Err(Fault(certificate, Refusal::OtherPurpose(self.usage.purpose())));
             }
         }
         let (_, below) = chain.split_last().unwrap_or((&chain[0], &[]));
         if let Some(with_rules) = below.iter().find(|certificate| certificate.has_policy_rules) {
-            return Err(refused(with_rules, Refusal::PolicyRules));
-        }
-        if name_constraints::check(chain).is_err() {
-            return Err(refused(chain[0], Refusal::NameOutside));
+            return Err(Fault(with_rules, Refusal::PolicyRules));
         }
         for pair in chain.windows(2).rev() {
             let &[certificate, issuer] = pair else { continue };
             let checked = self.work.check_issued(self.algorithms, certificate, issuer);
-            checked.map_err(|fault| refused(certificate, fault.into()))?;
+            checked.map_err(|fault| Fault(certificate, fault.into()))?;
         }
-        Ok(())
+        let names = |certificate: &&'a ParsedCertificate| {
+            (certificate.alternative.as_ref(), certificate.constraints.as_ref())
+        };
+        let names: Vec<_> = chain.iter().map(names).collect();
+        name_constraints::check(&names, &mut self.work.comparisons)
+            .map_err(|NameOutside| Fault(chain[0], Refusal::NameOutside))
     }
 }
 
@@ -290,8 +313,18 @@ pub(super) fn refused(certificate: &ParsedCertificate, refusal: Refusal) -> Refu
     RefusedChain { subject: subject_text(&certificate.der), refusal }
 }
 
-fn keep(first: &mut Option<RefusedChain>, why: RefusedChain) {
-    first.get_or_insert(why);
+/// A certificate at fault. Its subject becomes text once for a search, since a stranger's chain has many
+/// faults.
+struct Fault<'a>(&'a ParsedCertificate, Refusal);
+
+impl Fault<'_> {
+    fn told(self) -> RefusedChain {
+        refused(self.0, self.1)
+    }
+
+    fn keep(self, first: &mut Option<RefusedChain>) {
+        first.get_or_insert_with(|| self.told());
+    }
 }
 
 /// The certificates with the name of the issuer of `of`: the ones with its key identifier first, as in Go.
@@ -311,12 +344,11 @@ fn in_order<'a>(
 
 /// As Go's `alreadyInChain`: the same subject, key and alternative names.
 fn is_in_chain(candidate: &ParsedCertificate, chain: &[&ParsedCertificate]) -> bool {
-    let names =
-        |certificate: &ParsedCertificate| certificate.alternative.as_ref().map(|names| names.raw.clone());
+    let own = candidate.alternative.as_ref().map(|names| &names.raw);
     let is_same = |other: &&ParsedCertificate| {
         candidate.subject == other.subject
             && candidate.key_info == other.key_info
-            && names(candidate) == names(other)
+            && own == other.alternative.as_ref().map(|names| &names.raw)
     };
     chain.iter().any(is_same)
 }

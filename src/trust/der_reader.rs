@@ -2,7 +2,8 @@
 //!
 //! Owns: tags, lengths, and the canonical forms of integers and truth values. Must not know: certificates.
 //! Invariants: every slice is within the input; nesting is limited. `x509-parser` accepts lengths that are
-//! longer than necessary, and Go does not (`cryptobyte.String.readASN1`), so certificates pass [`is_der`] first.
+//! longer than necessary, and Go does not (`cryptobyte.String.readASN1`), so certificates pass [`is_der`]
+//! first.
 
 pub(super) const BOOLEAN: u8 = 0x01;
 pub(super) const INTEGER: u8 = 0x02;
@@ -11,6 +12,7 @@ pub(super) const OCTET_STRING: u8 = 0x04;
 const NULL: u8 = 0x05;
 pub(super) const OID: u8 = 0x06;
 pub(super) const SEQUENCE: u8 = 0x30;
+pub(super) const SET: u8 = 0x31;
 const CONSTRUCTED: u8 = 0x20;
 
 /// Maximum nesting of a certificate. A name within an extension has seven levels.
@@ -74,10 +76,16 @@ impl<'a> DerReader<'a> {
         Some(element.contents)
     }
 
-    /// Reads an optional element of the given tag: `None` if the next element has another tag.
-    pub(super) fn read_optional(&mut self, tag: u8) -> Option<&'a [u8]> {
-        self.0.first().filter(|&&next| next == tag)?;
-        self.read(tag)
+    /// Reads an element of the given tag with its header.
+    pub(super) fn read_whole(&mut self, tag: u8) -> Option<&'a [u8]> {
+        let before = self.0;
+        self.read(tag)?;
+        before.get(..before.len() - self.0.len())
+    }
+
+    /// Reads an optional element: `Some(None)` if the next element has another tag, `None` if it is not DER.
+    pub(super) fn read_if(&mut self, tag: u8) -> Option<Option<&'a [u8]>> {
+        if self.is_next(tag) { self.read(tag).map(Some) } else { Some(None) }
     }
 
     /// True if the next element has the given tag, readable or not.
@@ -131,20 +139,16 @@ fn is_bit_string(contents: &[u8]) -> bool {
     }
 }
 
-/// True for an object identifier with parts below 2^31, the largest that Go reads.
-fn is_oid(contents: &[u8]) -> bool {
-    let (mut part, mut begins) = (0_u32, true);
-    for &byte in contents {
-        if begins && byte == 0x80 || part >= 1 << 24 {
-            return false; // longer than necessary, or too large
-        }
-        part = part << 7 | u32::from(byte & 0x7f);
-        begins = byte & 0x80 == 0;
-        if begins {
-            part = 0;
-        }
-    }
-    begins && !contents.is_empty()
+/// True for an object identifier with parts below 2^31, the largest that Go reads in most places.
+pub(super) fn is_oid(contents: &[u8]) -> bool {
+    let is_small = |part: &[u8]| part.len() < 5 || part.len() == 5 && part[0] & 0x7f < 0x08;
+    is_any_oid(contents) && contents.split_inclusive(|byte| byte & 0x80 == 0).all(is_small)
+}
+
+/// True for an object identifier with parts of any size, none of them longer than necessary.
+pub(super) fn is_any_oid(contents: &[u8]) -> bool {
+    let mut parts = contents.split_inclusive(|byte| byte & 0x80 == 0);
+    contents.last().is_some_and(|last| last & 0x80 == 0) && parts.all(|part| part[0] != 0x80)
 }
 
 /// A number in an integer's contents, if it fits and is not negative.

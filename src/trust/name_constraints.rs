@@ -1,24 +1,28 @@
 //! Name constraints of authorities.
 //!
-//! Owns: the extension `nameConstraints`, and the check of a chain's names (Go, `crypto/x509/constraints.go`).
-//! Must not know: signatures, validity. Invariants: a name that cannot be compared with a constraint is not
-//! allowed; the number of comparisons is limited.
+//! Owns: the extension `nameConstraints`, and the check of a chain's names (Go,
+//! `crypto/x509/constraints.go`). Must not know: signatures, validity. Invariants: a name that cannot be
+//! compared with a constraint is not allowed; the number of comparisons is limited.
 
 use std::net::IpAddr;
 
 use super::certificate_names::{AlternativeNames, is_domain};
 use super::der_reader::{DerReader, SEQUENCE};
-use super::parsed_certificate::ParsedCertificate;
 
-/// Maximum number of comparisons for a chain, as in Go and in webpki.
-const MAX_COMPARISONS: usize = 250_000;
+/// Maximum number of comparisons for a peer's certificates, as in Go and in webpki.
+pub(super) const MAX_COMPARISONS: usize = 250_000;
 
 /// The extension `nameConstraints`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NameConstraints {
+    /// The contents of the extension's sequence.
+    pub(super) raw: Box<[u8]>,
     permitted: Subtrees,
     excluded: Subtrees,
 }
+
+/// An address, and a mask of the same length.
+type Network = (Box<[u8]>, Box<[u8]>);
 
 /// Constraints by the kind of name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,8 +30,7 @@ struct Subtrees {
     dns: Vec<String>,
     mail: Vec<String>,
     uris: Vec<String>,
-    /// An address, and a mask of the same length.
-    addresses: Vec<(Box<[u8]>, Box<[u8]>)>,
+    addresses: Vec<Network>,
     /// A kind that Go does not evaluate. A critical extension with such a kind is refused, another is not.
     has_unknown: bool,
 }
@@ -45,7 +48,8 @@ impl NameConstraints {
         if !both.is_at_end() || permitted.is_empty() && excluded.is_empty() {
             return None;
         }
-        Some(Self { permitted: Subtrees::read(permitted)?, excluded: Subtrees::read(excluded)? })
+        let raw = DerReader::new(value).read(SEQUENCE)?.into();
+        Some(Self { raw, permitted: Subtrees::read(permitted)?, excluded: Subtrees::read(excluded)? })
     }
 
     pub(super) fn has_unknown_names(&self) -> bool {
@@ -53,7 +57,7 @@ impl NameConstraints {
     }
 
     fn allow(&self, names: &ComparableNames<'_>, left: &mut usize) -> bool {
-        let Self { permitted, excluded } = self;
+        let Self { permitted, excluded, .. } = self;
         let dns = names.dns.iter().all(|name| {
             is_domain(name)
                 && within(&permitted.dns, left, |constraint| is_below(constraint, name))
@@ -62,7 +66,7 @@ impl NameConstraints {
                 })
         });
         let addresses = names.addresses.iter().all(|address| {
-            let is_in = |(network, mask): &(Box<[u8]>, Box<[u8]>)| is_in_network(network, mask, address);
+            let is_in = |(network, mask): &Network| is_in_network(network, mask, address);
             within(&permitted.addresses, left, is_in) && outside(&excluded.addresses, left, is_in)
         });
         let uris = names.hosts.iter().all(|host| {
@@ -199,18 +203,20 @@ fn is_plain_mailbox(local: &str) -> bool {
     local.split('.').all(|part| !part.is_empty() && part.bytes().all(is_plain))
 }
 
-/// Checks the names of every certificate of a chain, leaf first, against the authorities above.
-pub(super) fn check(chain: &[&ParsedCertificate]) -> Result<(), NameOutside> {
-    let mut left = MAX_COMPARISONS;
-    for (index, certificate) in chain.iter().enumerate() {
-        let Some(names) = &certificate.alternative else { continue };
-        let mut above =
-            chain.iter().skip(index + 1).filter_map(|above| above.constraints.as_ref()).peekable();
+/// The names of a certificate, and the constraints on the certificates below.
+pub(super) type NamesAndLimits<'a> = (Option<&'a AlternativeNames>, Option<&'a NameConstraints>);
+
+/// Checks the names of every certificate of a chain, leaf first, against the authorities above. Comparisons
+/// are taken from `left`.
+pub(super) fn check(chain: &[NamesAndLimits<'_>], left: &mut usize) -> Result<(), NameOutside> {
+    for (index, (names, _)) in chain.iter().enumerate() {
+        let Some(names) = names else { continue };
+        let mut above = chain.iter().skip(index + 1).filter_map(|(_, limits)| *limits).peekable();
         if above.peek().is_none() {
             continue;
         }
         let names = ComparableNames::of(names).ok_or(NameOutside)?;
-        if !above.all(|constraints| constraints.allow(&names, &mut left)) {
+        if !above.all(|constraints| constraints.allow(&names, left)) {
             return Err(NameOutside);
         }
     }
@@ -257,6 +263,7 @@ mod tests {
     #[test]
     fn comparisons_are_limited() {
         let constraints = NameConstraints {
+            raw: Box::default(),
             permitted: Subtrees::default(),
             excluded: Subtrees { dns: vec!["b.test".to_owned(); 600], ..Subtrees::default() },
         };

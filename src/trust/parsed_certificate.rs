@@ -1,17 +1,17 @@
 //! A certificate, read as Go reads it.
 //!
 //! Owns: the fields by which a chain is judged. Must not know: other certificates, the time.
-//! Invariants: a certificate that Go cannot parse (`crypto/x509/parser.go`) is not read here either, nor one that
-//! `x509-parser` cannot parse, by which the names of a client are read later. A certificate of an older version
-//! has no extensions.
+//! Invariants: a certificate that Go cannot parse (`crypto/x509/parser.go`) is not read here either. The
+//! exception is a key that is no point of its curve: by such a key no handshake ends well. A certificate of
+//! an older version has no extensions.
 
 use rustls::pki_types::CertificateDer;
-use x509_parser::extensions::X509Extension;
-use x509_parser::prelude::{FromDer as _, X509Certificate};
 
+use super::certificate_fields::{CertificateFields, NotAsGoReads, RawExtension};
 use super::certificate_names::{AlternativeNames, is_name_readable};
 use super::der_reader::{
-    BIT_STRING, BOOLEAN, DerReader, INTEGER, OCTET_STRING, OID, SEQUENCE, bits, is_der, small_number,
+    BIT_STRING, BOOLEAN, DerReader, INTEGER, OCTET_STRING, OID, SEQUENCE, bits, is_any_oid, is_der, is_oid,
+    small_number,
 };
 use super::name_constraints::NameConstraints;
 
@@ -20,7 +20,7 @@ use super::name_constraints::NameConstraints;
 pub struct ParsedCertificate {
     /// The whole certificate.
     pub(super) der: CertificateDer<'static>,
-    pub(super) version: u32,
+    pub(super) version: u64,
     /// The issuer's name in DER.
     pub(super) issuer: Box<[u8]>,
     /// The subject's name in DER.
@@ -74,13 +74,13 @@ pub(super) const KEY_CERT_SIGN: u16 = 1 << 5;
 /// `keyUsage`: the key may sign revocation lists.
 pub(super) const CRL_SIGN: u16 = 1 << 6;
 
-/// The reason for not reading a certificate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct NotAsGoReads(pub(super) &'static str);
-
 const fn fault<T>(why: &'static str) -> Result<T, NotAsGoReads> {
     Err(NotAsGoReads(why))
+}
+
+/// True for an extension in the right form.
+const fn demand(is_well_formed: bool, why: &'static str) -> Result<bool, NotAsGoReads> {
+    if is_well_formed { Ok(true) } else { fault(why) }
 }
 
 impl ParsedCertificate {
@@ -89,48 +89,30 @@ impl ParsedCertificate {
     /// # Errors
     /// [`NotAsGoReads`].
     pub fn read(der: &CertificateDer<'_>) -> Result<Self, NotAsGoReads> {
-        if !is_der(der) {
-            return fault("it is not DER");
-        }
-        let parsed = match X509Certificate::from_der(der) {
-            Ok(([], parsed)) => parsed,
-            Ok(_) => return fault("bytes follow it"),
-            Err(_) => return fault("it is no X.509 certificate"),
-        };
-        let raw = RawFields::read(der).ok_or(NotAsGoReads("it is no X.509 certificate"))?;
-        let version = parsed.version().0;
-        if version > 2 {
-            return fault("its version is unknown");
-        }
-        if parsed.raw_serial().first().is_none_or(|first| first & 0x80 != 0) {
-            return fault("its serial number is negative");
-        }
-        if raw.signature_algorithm != raw.outer_algorithm {
-            return fault("it names two signature algorithms");
-        }
-        if !is_name_readable(parsed.issuer()) || !is_name_readable(parsed.subject()) {
+        let fields = CertificateFields::read(der)?;
+        if !is_name_readable(fields.issuer) || !is_name_readable(fields.subject) {
             return fault("a name has text that is invalid or of an unknown kind");
         }
-        if !raw.has_plain_times() {
-            return fault("its validity is not written as RFC 5280 demands");
-        }
-        if !is_key_readable(raw.key_algorithm, &parsed.public_key().subject_public_key.data) {
+        if !is_key_readable(fields.key_algorithm, fields.key) {
             return fault("its public key is malformed");
         }
-        let validity = parsed.validity();
+        if fields.version < 2 && !fields.extensions.is_empty() {
+            // Go ignores them. A certificate of two meanings is worth no client.
+            return fault("it has extensions, which its version does not have");
+        }
         let mut certificate = Self {
             der: CertificateDer::from(der.to_vec()),
-            version,
-            issuer: parsed.issuer().as_raw().into(),
-            subject: parsed.subject().as_raw().into(),
-            serial: parsed.raw_serial().into(),
-            validity: (validity.not_before.timestamp(), validity.not_after.timestamp()),
-            key_info: parsed.public_key().raw.into(),
-            key_algorithm: raw.key_algorithm.into(),
-            key: parsed.public_key().subject_public_key.data.as_ref().into(),
-            signed: parsed.tbs_certificate.as_ref().into(),
-            signature_algorithm: raw.signature_algorithm.into(),
-            signature: parsed.signature_value.data.as_ref().into(),
+            version: fields.version,
+            issuer: fields.issuer.into(),
+            subject: fields.subject.into(),
+            serial: fields.serial.into(),
+            validity: fields.validity,
+            key_info: fields.key_info.into(),
+            key_algorithm: fields.key_algorithm.into(),
+            key: fields.key.into(),
+            signed: fields.signed.into(),
+            signature_algorithm: fields.signature_algorithm.into(),
+            signature: fields.signature.into(),
             basic: None,
             key_usage: 0,
             purposes: Purposes::default(),
@@ -141,12 +123,8 @@ impl ParsedCertificate {
             has_unknown_critical: false,
             has_policy_rules: false,
         };
-        if version < 2 && !parsed.extensions().is_empty() {
-            // Go ignores them. A certificate of two meanings is worth no client.
-            return fault("it has extensions, which its version does not have");
-        }
-        for (index, extension) in parsed.extensions().iter().enumerate() {
-            if parsed.extensions().iter().take(index).any(|earlier| earlier.oid == extension.oid) {
+        for (index, extension) in fields.extensions.iter().enumerate() {
+            if fields.extensions.iter().take(index).any(|earlier| earlier.oid == extension.oid) {
                 return fault("an extension occurs twice");
             }
             certificate.add(extension)?;
@@ -155,9 +133,9 @@ impl ParsedCertificate {
     }
 
     /// As Go's `processExtensions`. An extension that Go parses and that is malformed is a fault.
-    fn add(&mut self, extension: &X509Extension<'_>) -> Result<(), NotAsGoReads> {
+    fn add(&mut self, extension: &RawExtension<'_>) -> Result<(), NotAsGoReads> {
         let value = extension.value;
-        let is_handled = match extension.oid.as_bytes() {
+        let is_handled = match extension.oid {
             [0x55, 0x1d, 14] => {
                 self.subject_key = Some(key_identifier(value, extension.critical)?);
                 true
@@ -185,22 +163,19 @@ impl ParsedCertificate {
                 self.constraints = Some(constraints);
                 is_handled
             }
-            [0x55, 0x1d, 31] => {
-                if !are_distribution_points(value) {
-                    return fault("its revocation list distribution points are malformed");
-                }
-                true
-            }
-            [0x55, 0x1d, 32] => {
-                if !are_policies(value) {
-                    return fault("its certificate policies are malformed");
-                }
-                true
-            }
-            // requireExplicitPolicy, inhibitPolicyMapping; mappings
-            [0x55, 0x1d, 33 | 36] => {
+            [0x55, 0x1d, 31] => demand(
+                are_distribution_points(value),
+                "its revocation list distribution points are malformed",
+            )?,
+            [0x55, 0x1d, 32] => demand(are_policies(value), "its certificate policies are malformed")?,
+            [0x55, 0x1d, 33] => {
                 self.has_policy_rules = true;
-                true
+                demand(are_policy_mappings(value), "its policy mappings are malformed")?
+            }
+            // requireExplicitPolicy, inhibitPolicyMapping
+            [0x55, 0x1d, 36] => {
+                self.has_policy_rules = true;
+                demand(are_policy_constraints(value), "its policy constraints are malformed")?
             }
             [0x55, 0x1d, 35] => {
                 self.authority_key = authority_key(value, extension.critical)?;
@@ -212,16 +187,12 @@ impl ParsedCertificate {
             }
             // inhibitAnyPolicy limits policies alone, which no verification here asks for
             [0x55, 0x1d, 54] => {
-                if DerReader::new(value).read(INTEGER).and_then(small_number).is_none() {
-                    return fault("its policy limits are malformed");
-                }
-                true
+                let number = DerReader::new(value).read(INTEGER).and_then(small_number);
+                demand(number.is_some(), "its policy limits are malformed")?
             }
             [0x2b, 6, 1, 5, 5, 7, 1, 1] => {
-                if extension.critical || !is_information_access(value) {
-                    return fault("its authority information access is malformed or critical");
-                }
-                true
+                let is_good = !extension.critical && is_information_access(value);
+                demand(is_good, "its authority information access is malformed or critical")?
             }
             _ => false,
         };
@@ -229,57 +200,14 @@ impl ParsedCertificate {
         Ok(())
     }
 
-    /// True if the certificate may sign others, as Go's `CheckSignatureFrom` has it: before version 3 there was
-    /// no extension for it.
+    /// True if the certificate may sign others, as Go's `CheckSignatureFrom` has it: before version 3 there
+    /// was no extension for it.
     pub(super) fn may_sign_certificates(&self) -> bool {
         let is_authority = match self.basic {
             None => self.version < 2,
             Some(basic) => basic.is_authority,
         };
         is_authority && (self.key_usage == 0 || self.key_usage & KEY_CERT_SIGN != 0)
-    }
-}
-
-/// Parts of a certificate as they stand in its bytes.
-struct RawFields<'a> {
-    outer_algorithm: &'a [u8],
-    signature_algorithm: &'a [u8],
-    validity: &'a [u8],
-    key_algorithm: &'a [u8],
-}
-
-impl<'a> RawFields<'a> {
-    fn read(der: &'a [u8]) -> Option<Self> {
-        let mut certificate = DerReader::within(der, SEQUENCE)?;
-        let mut signed = DerReader::new(certificate.read(SEQUENCE)?);
-        let outer_algorithm = certificate.read(SEQUENCE)?;
-        certificate.read(BIT_STRING)?;
-        signed.read_optional(0xa0);
-        signed.read(INTEGER)?;
-        let signature_algorithm = signed.read(SEQUENCE)?;
-        let _issuer = signed.read(SEQUENCE)?;
-        let validity = signed.read(SEQUENCE)?;
-        let _subject = signed.read(SEQUENCE)?;
-        let mut key_info = DerReader::new(signed.read(SEQUENCE)?);
-        let key_algorithm = key_info.read(SEQUENCE)?;
-        Some(Self { outer_algorithm, signature_algorithm, validity, key_algorithm })
-    }
-
-    /// True if both times are to the second and in UTC.
-    fn has_plain_times(&self) -> bool {
-        let mut times = DerReader::new(self.validity);
-        (0..2).all(|_| {
-            times.read_any().is_some_and(|time| {
-                let digits = match time.tag {
-                    0x17 => 12,
-                    0x18 => 14,
-                    _ => return false,
-                };
-                time.contents
-                    .strip_suffix(b"Z")
-                    .is_some_and(|text| text.len() == digits && text.iter().all(u8::is_ascii_digit))
-            })
-        })
     }
 }
 
@@ -394,13 +322,36 @@ fn are_policies(value: &[u8]) -> bool {
         let policy = policies.read(SEQUENCE).and_then(|policy| DerReader::new(policy).read(OID));
         match policy {
             // A client pays for the comparisons with its handshake: no certificate has so many policies.
-            Some(policy) if !policy.is_empty() && !seen.contains(&policy) && seen.len() < 256 => {
+            Some(policy) if is_any_oid(policy) && !seen.contains(&policy) && seen.len() < 256 => {
                 seen.push(policy);
             }
             _ => return false,
         }
     }
     true
+}
+
+fn are_policy_mappings(value: &[u8]) -> bool {
+    let Some(mappings) = DerReader::new(value).read(SEQUENCE) else { return false };
+    let mut mappings = DerReader::new(mappings);
+    while !mappings.is_at_end() {
+        let Some(mapping) = mappings.read(SEQUENCE) else { return false };
+        let mut mapping = DerReader::new(mapping);
+        if mapping.read(OID).is_none() || mapping.read(OID).is_none() {
+            return false;
+        }
+    }
+    true
+}
+
+fn are_policy_constraints(value: &[u8]) -> bool {
+    let Some(constraints) = DerReader::new(value).read(SEQUENCE) else { return false };
+    let mut constraints = DerReader::new(constraints);
+    [0x80, 0x81].iter().all(|&tag| {
+        constraints
+            .read_if(tag)
+            .is_some_and(|number| number.is_none_or(|number| small_number(number).is_some()))
+    })
 }
 
 fn are_distribution_points(value: &[u8]) -> bool {
@@ -430,7 +381,9 @@ fn is_information_access(value: &[u8]) -> bool {
     while !all.is_at_end() {
         let Some(access) = all.read(SEQUENCE) else { return false };
         let mut access = DerReader::new(access);
-        if access.read(OID).is_none() || access.is_next(0x86) && access.read(0x86).is_none() {
+        if access.read(OID).is_none_or(|oid| !is_oid(oid))
+            || access.is_next(0x86) && access.read(0x86).is_none()
+        {
             return false;
         }
     }

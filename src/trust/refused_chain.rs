@@ -1,8 +1,8 @@
 //! The reason for refusing a peer's certificates.
 //!
-//! Owns: the reasons, the error of rustls (which decides the alert sent to the peer), and the way of a reason from
-//! the verifier to the log line of its handshake. Must not know: the connection. Invariant: a handshake reads its
-//! own refusal only.
+//! Owns: the reasons, the error of rustls (which decides the alert sent to the peer), and the way of a reason
+//! from the verifier to the log line of its handshake. Must not know: the connection. Invariant: a handshake
+//! reads its own refusal only.
 
 use std::cell::RefCell;
 use std::io;
@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use rustls::{CertificateError, OtherError};
 
-use super::parsed_certificate::NotAsGoReads;
+use super::certificate_fields::NotAsGoReads;
 
 tokio::task_local! {
-    /// The refusal of the handshake that is polled now. An error of rustls that sends the right alert has no room
-    /// for a subject.
+    /// The refusal of the handshake that is polled now. An error of rustls that sends the right alert has no
+    /// room for a subject.
     static REFUSED: RefCell<Option<RefusedChain>>;
 }
 
@@ -49,6 +49,9 @@ pub enum Refusal {
     /// The algorithm or the kind of key is not supported.
     #[error("its signature, or its issuer's key, is of a kind that is not supported")]
     UnsupportedSignature,
+    /// The key is of a kind that no handshake can prove here.
+    #[error("its key is of a kind that is not supported")]
+    UnsupportedKey,
     /// The certificate signs others without being an authority's.
     #[error("it is no authority's (basicConstraints CA:TRUE, keyUsage keyCertSign)")]
     NoAuthority,
@@ -105,7 +108,8 @@ impl RefusedChain {
             Refusal::OtherHost(_) => CertificateError::NotValidForName,
             Refusal::Revoked => CertificateError::Revoked,
             Refusal::UnknownRevocation => CertificateError::UnknownRevocationStatus,
-            Refusal::UnsupportedSignature
+            Refusal::UnsupportedKey
+            | Refusal::UnsupportedSignature
             | Refusal::NoAuthority
             | Refusal::PathTooLong
             | Refusal::PolicyRules

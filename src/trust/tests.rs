@@ -1,5 +1,6 @@
 //! The rules of etcd for every kind of certificate, and the limits of the work for a hostile chain.
 
+use std::slice;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -32,6 +33,10 @@ fn authority(keys: &Keys) -> Draft {
 
 fn leaf(keys: &Keys) -> Draft {
     Draft::new("alice", "ca", &keys.leaf)
+}
+
+fn leaf_of(subject: &str, keys: &Keys) -> Draft {
+    Draft::new(subject, "ca", &keys.leaf)
 }
 
 fn at() -> UnixTime {
@@ -84,14 +89,14 @@ fn certificates_of_old_how_tos_are_taken_as_by_etcd_and_refused_if_strict() {
         ("a leaf with CA:TRUE", &ca, leaf(&keys).with(&[basic(true, None)]).sign(&keys.ca)),
     ] {
         let leaf = [leaf];
-        assert_eq!(as_client(std::slice::from_ref(root), &leaf), Ok(()), "{kind}");
-        assert!(is_strict_refusal(std::slice::from_ref(root), &leaf[0]), "{kind}");
+        assert_eq!(as_client(slice::from_ref(root), &leaf), Ok(()), "{kind}");
+        assert!(is_strict_refusal(slice::from_ref(root), &leaf[0]), "{kind}");
     }
     let under_v1 = leaf(&keys).with(&[purposes(&[CLIENT])]).sign(&keys.ca);
-    assert_eq!(as_client(std::slice::from_ref(&v1_ca), &[under_v1]), Ok(()));
+    assert_eq!(as_client(slice::from_ref(&v1_ca), &[under_v1]), Ok(()));
     let own = Draft::new("alice", "alice", &keys.leaf).with(&[basic(true, None)]).sign(&keys.leaf);
-    assert_eq!(as_client(&[own.clone()], &[own.clone()]), Ok(()), "openssl req -x509");
-    assert!(is_strict_refusal(&[own.clone()], &own));
+    assert_eq!(as_client(slice::from_ref(&own), slice::from_ref(&own)), Ok(()), "openssl req -x509");
+    assert!(is_strict_refusal(slice::from_ref(&own), &own));
 }
 
 #[test]
@@ -100,8 +105,12 @@ fn the_purpose_of_every_certificate_of_a_chain_counts() {
     let ca = |oids: &[&[u8]]| authority(&keys).with(&[purposes(oids)]).sign(&keys.ca);
     let plain = leaf(&keys).sign(&keys.ca);
     let other = Err(Refusal::OtherPurpose("clientAuth"));
-    assert_eq!(as_client(&[ca(&[SERVER])], &[plain.clone()]), other, "etcd refuses it, webpki does not");
-    assert_eq!(as_client(&[ca(&[SERVER, CLIENT])], &[plain.clone()]), Ok(()));
+    assert_eq!(
+        as_client(&[ca(&[SERVER])], slice::from_ref(&plain)),
+        other,
+        "etcd refuses it, webpki does not"
+    );
+    assert_eq!(as_client(&[ca(&[SERVER, CLIENT])], slice::from_ref(&plain)), Ok(()));
     assert_eq!(as_client(&[ca(&[ANY])], &[plain]), Ok(()));
     let root = [authority(&keys).sign(&keys.ca)];
     let of = |oids: &[&[u8]]| [leaf(&keys).with(&[purposes(oids)]).sign(&keys.ca)];
@@ -179,16 +188,37 @@ fn forms_that_go_cannot_parse_are_unreadable() {
         ("a host", leaf(&keys).with(&[alternative(&[&der(0x82, &[b"\xe4"])])])),
         ("key usage", leaf(&keys).with(&[extension(&[0x55, 0x1d, 15], true, &[3, 2, 1, 0x81])])),
         ("a critical identifier", leaf(&keys).with(&[extension(&[0x55, 0x1d, 14], true, &[4, 1, 1])])),
+        ("another class", leaf(&keys).with(&[[&[0x30, 7, 0x46, 3, 0x55, 0x1d, 19], &[4, 0][..]].concat()])),
+        ("a host in pieces", leaf(&keys).with(&[alternative(&[&der(0xa2, &[&der(0x82, &[b"a"])])])])),
+        ("more in an extension", leaf(&keys).with(&[der(0x30, &[&[6, 2, 0x2a, 3], &[4, 0], &[5, 0]])])),
+        ("another class of text", Draft { subject: name_of(0x4c, b"alice"), ..leaf(&keys) }),
         ("extensions before version 3", leaf(&keys).v1().with(&[purposes(&[CLIENT])])),
     ] {
         let verdict = as_client(&root, &[draft.sign(&keys.ca)]);
         assert!(matches!(verdict, Err(Refusal::Unreadable(_))), "{kind}: {verdict:?}");
     }
+    let many = (0..65).map(|number| extension(&[0x2a, 3, number], false, &[5, 0])).collect::<Vec<_>>();
+    let verdict = |count: usize| as_client(&root, &[leaf(&keys).with(&many[..count]).sign(&keys.ca)]);
+    assert_eq!(verdict(64), Ok(()));
+    assert!(
+        matches!(verdict(65), Err(Refusal::Unreadable(_))),
+        "thousands would be compared with each other"
+    );
     let good = leaf(&keys).sign(&keys.ca);
     let longer = CertificateDer::from([&good[..], &[0]].concat());
     assert!(matches!(as_client(&root, &[longer]), Err(Refusal::Unreadable(_))));
     let junk = CertificateDer::from(vec![0x30, 0]);
     assert!(matches!(as_client(&root, &[good, junk]), Err(Refusal::Unreadable(_))), "as in Go, all are read");
+}
+
+/// Go leaves this to the handshake; there would be no reason in the log.
+#[test]
+fn a_key_that_no_handshake_can_prove_is_refused() {
+    let keys = keys();
+    let root = [authority(&keys).sign(&keys.ca)];
+    let key = der(0x30, &[&[0x30, 4, 6, 2, 0x2a, 3], &[3, 2, 0, 1]]);
+    let verdict = as_client(&root, &[Draft { key, ..leaf(&keys) }.sign(&keys.ca)]);
+    assert_eq!(verdict, Err(Refusal::UnsupportedKey));
 }
 
 #[test]
@@ -271,7 +301,8 @@ fn a_revocation_counts_for_certificates_that_webpki_does_not_read() {
     let ca = Draft::new("ca", "ca", &keys.ca).with(&[basic(true, None), usage(SIGNS | 2)]).sign(&keys.ca);
     let of = |serials: &[u8]| {
         let lists = [revocations(&keys, serials)];
-        ChainVerifier::of_clients(&[ca.clone()], &lists, false, Strictness::AsEtcd, &provider()).unwrap()
+        ChainVerifier::of_clients(slice::from_ref(&ca), &lists, false, Strictness::AsEtcd, &provider())
+            .unwrap()
     };
     for draft in [leaf(&keys), leaf(&keys).v1(), leaf(&keys).with(&[purposes(&[ANY])])] {
         let leaf = draft.sign(&keys.ca);
@@ -283,7 +314,7 @@ fn a_revocation_counts_for_certificates_that_webpki_does_not_read() {
     let other = Keys { ca: KeyPair::generate().unwrap(), ..self::keys() };
     let no_lists = authority(&keys).sign(&keys.ca);
     for (root, list) in [(&ca, revocations(&other, &[])), (&no_lists, revocations(&keys, &[]))] {
-        let roots = std::slice::from_ref(root);
+        let roots = slice::from_ref(root);
         let verifier =
             ChainVerifier::of_clients(roots, &[list], false, Strictness::AsEtcd, &provider()).unwrap();
         let v1 = leaf(&keys).v1().sign(&keys.ca);
@@ -316,6 +347,18 @@ fn a_hostile_chain_costs_few_signature_checks() {
         assert!(verdict.is_err());
         assert!(work.signature_checks() <= MAX_SIGNATURE_CHECKS, "{}", work.signature_checks());
     }
+    // With several authorities of the name every pair is another check, up to the limit.
+    let namesakes: Vec<_> = (0..4)
+        .map(|_| {
+            let key = key();
+            Draft::new("ca", "ca", &key).with(&[basic(true, None)]).sign(&key)
+        })
+        .collect();
+    let leaf = Draft::new("root", "ca", &keys.leaf).sign(&keys.other);
+    let (verdict, work) =
+        clients(&namesakes, Strictness::AsEtcd).verify_within(&leaf, &many_keys, None, at());
+    assert!(verdict.is_err());
+    assert_eq!(work.signature_checks(), MAX_SIGNATURE_CHECKS);
     // The stranger's own signatures are never checked: the trusted key's comes first.
     let chain: Vec<_> = (0..6).map(|n| own(n + 1, &format!("i{n}"), &format!("i{}", n + 1))).collect();
     let top = own(9, "i6", "ca");
@@ -325,6 +368,14 @@ fn a_hostile_chain_costs_few_signature_checks() {
         assert!(verdict.is_err());
         assert!(work.signature_checks() <= 1, "{}", work.signature_checks());
     }
+    // Names are compared once the signatures are good: a stranger's constraints cost nothing.
+    let limits = constraints(&[], &[&der(0x82, &[b"a.test"])]);
+    let limited = Draft::new("ca", "ca", &keys.other).with(&[basic(true, None), limits]);
+    let names = leaf_of("root", &keys).with(&[alternative(&[&der(0x82, &[b"b.test"])])]).sign(&keys.other);
+    let middle = Draft { serial: vec![8], ..limited }.sign(&keys.other);
+    let (verdict, work) = verifier.verify_within(&names, &[middle], None, at());
+    assert!(verdict.is_err());
+    assert_eq!(work.comparisons(), 0);
     let too_many: Vec<_> = (0..32).map(|n| own(n + 1, "ca", "ca")).collect();
     let verdict = verifier.verify(&leaf, &too_many, None, at()).map_err(|refused| refused.refusal);
     assert_eq!(verdict, Err(Refusal::TooMany(31)));
@@ -396,8 +447,8 @@ proptest! {
         };
         let root = [authority(&keys).sign(&keys.ca)];
         let verifier = clients(&root, Strictness::Strict);
-        drop(verifier.verify(&made, &[made.clone()], None, at()));
+        drop(verifier.verify(&made, slice::from_ref(&made), None, at()));
         drop(subject_text(&made));
-        drop(ChainVerifier::of_clients(&[made.clone()], &[], false, Strictness::AsEtcd, &provider()));
+        drop(ChainVerifier::of_clients(slice::from_ref(&made), &[], false, Strictness::AsEtcd, &provider()));
     }
 }

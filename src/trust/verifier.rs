@@ -1,8 +1,9 @@
 //! The verifier of rustls for both sides.
 //!
-//! Owns: the trusted certificates of a listener or of the cluster, and the order of the checks. Must not know:
-//! files, the configuration. Invariants: the peer proves possession of the key of its certificate, by the
-//! algorithms of the provider. With [`Strictness::Strict`] the library's own verifier must accept the chain, too.
+//! Owns: the trusted certificates of a listener or of the cluster, and the order of the checks. Must not
+//! know: files, the configuration. Invariants: the peer proves possession of the key of its certificate, by
+//! the algorithms of the provider. With [`Strictness::Strict`] the library's own verifier must accept the
+//! chain, too.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature_with_raw_key};
 use rustls::pki_types::{
-    CertificateDer, CertificateRevocationListDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
+    CertificateDer, CertificateRevocationListDer, ServerName, SubjectPublicKeyInfoDer, TrustAnchor, UnixTime,
 };
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
@@ -20,8 +21,10 @@ use rustls::{
     SignatureScheme,
 };
 
+use super::certificate_fields::NotAsGoReads;
 use super::chain_search::{ChainSearch, ChainUse, WorkLeft, read_sent, refused};
-use super::parsed_certificate::{NotAsGoReads, ParsedCertificate};
+use super::der_reader::{DerReader, SEQUENCE};
+use super::parsed_certificate::ParsedCertificate;
 use super::refused_chain::{Refusal, RefusedChain};
 use super::revocation_lists::{self, RevocationList};
 
@@ -47,9 +50,6 @@ pub enum ChainVerifierError {
         /// The reason.
         why: NotAsGoReads,
     },
-    /// rustls rejects a certificate.
-    #[error(transparent)]
-    Rejected(#[from] rustls::Error),
     /// rustls rejects a revocation list.
     #[error(transparent)]
     Lists(#[from] VerifierBuilderError),
@@ -85,8 +85,8 @@ impl fmt::Debug for ChainVerifier {
 }
 
 impl ChainVerifier {
-    /// A verifier of clients under `roots`. With `lists`, every authority of a chain needs a list: a certificate
-    /// not covered by a list may be revoked.
+    /// A verifier of clients under `roots`. With `lists`, every authority of a chain needs a list: a
+    /// certificate not covered by a list may be revoked.
     ///
     /// # Errors
     /// [`ChainVerifierError`].
@@ -97,7 +97,8 @@ impl ChainVerifier {
         strictness: Strictness,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, ChainVerifierError> {
-        let store = Arc::new(store(roots)?);
+        let anchors = read_anchors(roots)?;
+        let store = Arc::new(store(&anchors));
         let subjects = store.subjects();
         let library = WebPkiClientVerifier::builder_with_provider(store, Arc::clone(provider));
         let library = library.with_crls(lists.iter().cloned()).build()?;
@@ -105,7 +106,6 @@ impl ChainVerifier {
         let library = LibraryVerifier::Clients(library);
         let usage = ChainUse::Client;
         let algorithms = provider.signature_verification_algorithms;
-        let anchors = read_anchors(roots)?;
         Ok(Self { usage, anchors, subjects, algorithms, lists, is_optional, strictness, library })
     }
 
@@ -118,12 +118,13 @@ impl ChainVerifier {
         strictness: Strictness,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, ChainVerifierError> {
-        let store = Arc::new(store(roots)?);
+        let anchors = read_anchors(roots)?;
+        let store = Arc::new(store(&anchors));
         let subjects = store.subjects();
         let library = WebPkiServerVerifier::builder_with_provider(store, Arc::clone(provider)).build()?;
         Ok(Self {
             usage: ChainUse::Server,
-            anchors: read_anchors(roots)?,
+            anchors,
             subjects,
             algorithms: provider.signature_verification_algorithms,
             lists: Vec::new(),
@@ -138,9 +139,7 @@ impl ChainVerifier {
     /// # Errors
     /// [`ChainVerifierError`].
     pub fn read_trusted(roots: &[CertificateDer<'static>]) -> Result<(), ChainVerifierError> {
-        read_anchors(roots)?;
-        store(roots)?;
-        Ok(())
+        read_anchors(roots).map(drop)
     }
 
     /// Verifies a chain, leaf first; a member's also for the name that was dialled.
@@ -184,6 +183,10 @@ impl ChainVerifier {
         };
         let found = search.find(&parsed, &intermediates, &mut accept);
         let verdict = found.and_then(|()| {
+            let mut known = algorithms.all.iter();
+            if !known.any(|known| *known.public_key_alg_id() == *parsed.key_algorithm) {
+                return Err(refused(&parsed, Refusal::UnsupportedKey));
+            }
             if let Some(name) = name
                 && !parsed.alternative.as_ref().is_some_and(|names| names.is_for(name))
             {
@@ -254,12 +257,15 @@ pub fn verify_handshake(
     Err(rustls::Error::InvalidCertificate(CertificateError::BadSignature))
 }
 
-fn store(roots: &[CertificateDer<'static>]) -> Result<RootCertStore, rustls::Error> {
-    let mut store = RootCertStore::empty();
-    for root in roots {
-        store.add(root.clone())?;
-    }
-    Ok(store)
+/// The trusted certificates for webpki, which itself reads no version 2 and no unique ids.
+fn store(anchors: &[ParsedCertificate]) -> RootCertStore {
+    let contents = |der: &[u8]| DerReader::new(der).read(SEQUENCE).unwrap_or_default().to_vec().into();
+    let anchor = |anchor: &ParsedCertificate| TrustAnchor {
+        subject: contents(&anchor.subject),
+        subject_public_key_info: contents(&anchor.key_info),
+        name_constraints: anchor.constraints.as_ref().map(|constraints| constraints.raw.to_vec().into()),
+    };
+    anchors.iter().map(anchor).collect()
 }
 
 fn read_anchors(roots: &[CertificateDer<'static>]) -> Result<Vec<ParsedCertificate>, ChainVerifierError> {

@@ -1,7 +1,7 @@
 //! Configured certificates that are weak, or that will be refused.
 //!
-//! Owns: the list of weaknesses. Must not know: files, the configuration's keys. Invariant: a certificate named
-//! as refused here is refused by [`super::ChainVerifier`].
+//! Owns: the list of weaknesses. Must not know: files, the configuration's keys. Invariant: a certificate
+//! named as refused here is refused by [`super::ChainVerifier`].
 
 use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::CertificateDer;
