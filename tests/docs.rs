@@ -311,6 +311,7 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
         "checks.rs",
         "checks/alarms.rs",
         "checks/certificates.rs",
+        "checks/weak_certificates.rs",
         "checks/versions.rs",
         "checks/stored_policy.rs",
         "checks/limits.rs",
@@ -391,9 +392,13 @@ fn check(configuration: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let configuration = configuration.replace("/etc/keyward/", "");
     let certificate = rcgen::generate_simple_self_signed(["keyward.test".to_owned()]).expect("a name");
+    let mut authority = rcgen::CertificateParams::default();
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority = authority.self_signed(&certificate.signing_key).expect("it signs itself");
     let mut written = 0;
     for name in configuration.split('"').skip(1).step_by(2) {
         let content = match name.rsplit_once('.') {
+            Some((stem, "crt")) if stem.ends_with("ca") => authority.pem(),
             Some((_, "crt")) => certificate.cert.pem(),
             Some(("session", "key")) => "0123456789abcdef".repeat(4),
             Some((_, "key")) => certificate.signing_key.serialize_pem(),

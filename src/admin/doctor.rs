@@ -118,6 +118,7 @@ impl Doctor {
             root_holders: &root_holders,
             connections: &self.connections.occupancy(),
             constant_limits: &self.usage.counters().constant(),
+            shown: &self.pages.connector.shown_certificates(),
         }
         .report()
     }
@@ -164,6 +165,7 @@ pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> D
         root_holders: &RootHolders::default(),
         connections: &ConnectionOccupancy::default(),
         constant_limits: &[],
+        shown: survey.map_or(&[], |survey| &survey.certificates),
     }
     .report_for_check(survey.is_some())
 }

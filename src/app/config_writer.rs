@@ -447,6 +447,7 @@ mod tests {
             examined: Vec::new(),
             flags,
             keywards: Vec::new(),
+            certificates: Vec::new(),
             login_failure: None,
         }
     }

@@ -14,10 +14,13 @@ mod rule_reach;
 mod store_differences;
 mod stored_policy;
 mod versions;
+mod weak_certificates;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::CertificateDer;
 
 use super::{DoctorReport, Finding, Severity};
 use crate::config::reload_request::ReloadState;
@@ -77,6 +80,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) connections: &'a ConnectionOccupancy,
     /// The limits that refuse calls all the time.
     pub(super) constant_limits: &'a [Exceeded],
+    /// The certificate last shown by each member, by `host:port`.
+    pub(super) shown: &'a [(String, CertificateDer<'static>)],
 }
 
 impl DoctorInputs<'_> {
@@ -87,6 +92,7 @@ impl DoctorInputs<'_> {
         self.roots(&mut findings);
         self.kept_state(&mut findings);
         certificates::check(self.config, self.now, &mut findings);
+        weak_certificates::check(self.config, self.shown, &mut findings);
         self.connections(&mut findings);
         stored_policy::check(self.config, self.stored_policy, &mut findings);
         rule_reach::check(self.unreachable, &mut findings);
@@ -100,6 +106,7 @@ impl DoctorInputs<'_> {
     pub(super) fn report_for_check(&self, dialled: bool) -> DoctorReport {
         let mut findings = DoctorFindings::default();
         certificates::check(self.config, self.now, &mut findings);
+        weak_certificates::check(self.config, self.shown, &mut findings);
         exposure::check(self.config, &mut findings);
         self.memory_budgets(&mut findings);
         rule_reach::check(self.unreachable, &mut findings);

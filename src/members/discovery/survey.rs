@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use rustls::pki_types::CertificateDer;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Members;
@@ -42,6 +43,8 @@ pub struct ClusterSurvey {
     pub flags: HashMap<MemberId, MemberFlags>,
     /// The configured endpoints that are no members, but a Keyward.
     pub keywards: Vec<KeywardEndpoint>,
+    /// The certificate shown by each member, by `host:port`.
+    pub certificates: Vec<(String, CertificateDer<'static>)>,
     /// Why the login of `cluster.probe` has no result, if a login was needed.
     pub login_failure: Option<String>,
 }
@@ -76,7 +79,8 @@ pub async fn survey(config: &Cluster, connector: Connector, limit: Duration, tas
         examined.push((id, figures));
         flags.extend(told.map(|told| (id, told)));
     }
-    ClusterSurvey { membership, auth, examined, flags, keywards, login_failure }
+    let certificates = connector.shown_certificates();
+    ClusterSurvey { membership, auth, examined, flags, keywards, certificates, login_failure }
 }
 
 /// True if nothing more is to be learned: every address and every listed member has answered well.

@@ -36,6 +36,7 @@ struct Scene {
     connections: ConnectionOccupancy,
     constant_limits: Vec<Exceeded>,
     memory_limit: Option<u64>,
+    shown: Vec<(String, CertificateDer<'static>)>,
 }
 
 fn member(id: u64) -> Member {
@@ -99,6 +100,7 @@ impl Scene {
             connections: ConnectionOccupancy { open: 100, ..ConnectionOccupancy::default() },
             constant_limits: Vec::new(),
             memory_limit: None,
+            shown: Vec::new(),
         }
     }
 
@@ -156,6 +158,7 @@ impl Scene {
             root_holders: &self.root_holders,
             connections: &self.connections,
             constant_limits: &self.constant_limits,
+            shown: &self.shown,
         }
         .report()
     }
@@ -571,6 +574,34 @@ fn certificates_that_end() {
     assert!(ending(30 * day).finds(&[(Warning, "certificate")]).contains("30 days"));
     assert!(ending(7 * day - 1).finds(&[(Error, "certificate")]).contains("167 hours"));
     assert!(ending(-1).finds(&[(Error, "certificate")]).contains("listener a: tls.cert: it has ended"));
+}
+
+#[test]
+fn certificates_that_are_weak_or_refused() {
+    let of = |change: &dyn Fn(&mut CertificateParams)| {
+        Scene::new().with(|scene| {
+            let key = KeyPair::generate().unwrap();
+            let mut params = CertificateParams::new(["a".to_owned()]).unwrap();
+            params.not_after = rcgen::date_time_ymd(2040, 1, 1);
+            change(&mut params);
+            let pem = params.self_signed(&key).unwrap().pem();
+            std::fs::write(scene.folder.path().join("a.crt"), pem).unwrap();
+            std::fs::write(scene.folder.path().join("a.key"), key.serialize_pem()).unwrap();
+        })
+    };
+    of(&|_| {}).finds(&[]);
+    let purposes = |purpose: rcgen::ExtendedKeyUsagePurpose| {
+        of(&|params| params.extended_key_usages = vec![purpose.clone()])
+    };
+    purposes(rcgen::ExtendedKeyUsagePurpose::ServerAuth).finds(&[]);
+    let refused =
+        purposes(rcgen::ExtendedKeyUsagePurpose::ClientAuth).finds(&[(Error, "certificate_refused")]);
+    assert!(refused.contains("listener a: tls.cert") && refused.contains("lacks serverAuth"), "{refused}");
+    of(&|params| params.subject_alt_names.clear()).finds(&[(Error, "certificate_refused")]);
+    let any = purposes(rcgen::ExtendedKeyUsagePurpose::Any).report();
+    assert!(any.to_string().contains("note [certificate_weak] listener a: tls.cert"), "{any}");
+    let authority = of(&|params| params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained));
+    assert!(authority.report().to_string().contains("(CA:TRUE)"));
 }
 
 #[test]
