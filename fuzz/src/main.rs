@@ -16,6 +16,8 @@ mod authorities;
 mod bodies;
 #[path = "../../tests/props/canonical.rs"]
 mod canonical;
+#[path = "../../tests/props/chains.rs"]
+mod chains;
 #[path = "../../tests/props/choices.rs"]
 mod choices;
 #[path = "../../tests/props/frames.rs"]
@@ -38,6 +40,8 @@ mod readers;
 mod splice;
 #[path = "../../tests/props/targets.rs"]
 mod targets;
+#[path = "../../src/trust/test_certificates.rs"]
+mod test_certificates;
 #[path = "../../tests/props/users_file.rs"]
 mod users_file;
 #[path = "../../tests/props/websockets.rs"]

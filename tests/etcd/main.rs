@@ -23,9 +23,13 @@ mod caller;
 #[cfg(test)]
 mod catch_up;
 #[cfg(test)]
+mod certificate_matrix;
+#[cfg(test)]
 mod chained;
 #[cfg(test)]
 mod chaos;
+#[cfg(test)]
+mod client_certificates;
 #[cfg(test)]
 mod client_families;
 #[cfg(test)]
@@ -173,6 +177,9 @@ mod streams;
 mod taken_alike;
 #[cfg(test)]
 mod tenant_leases;
+#[cfg(test)]
+#[path = "../../src/trust/test_certificates.rs"]
+mod test_certificates;
 #[cfg(test)]
 mod token_touches;
 #[cfg(test)]

@@ -18,6 +18,8 @@ mod authorities;
 #[cfg(test)]
 mod canonical;
 #[cfg(test)]
+mod chains;
+#[cfg(test)]
 mod frames;
 #[cfg(test)]
 mod gzip;
@@ -37,6 +39,9 @@ mod proxied;
 mod splice;
 #[cfg(test)]
 mod targets;
+#[cfg(test)]
+#[path = "../../src/trust/test_certificates.rs"]
+mod test_certificates;
 #[cfg(test)]
 mod txns;
 #[cfg(test)]

@@ -4,8 +4,8 @@
 //! coverage.
 
 use crate::{
-    authorities, canonical, choices::Choices, frames, gzip, hub, json, jwts, proxied, splice, users_file,
-    websockets,
+    authorities, canonical, chains, choices::Choices, frames, gzip, hub, json, jwts, proxied, splice,
+    users_file, websockets,
 };
 
 /// Takes any bytes.
@@ -17,6 +17,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("gzip", |input| one_of(input, &gzip::TARGETS)),
     ("canonical", |input| one_of(input, &canonical::TARGETS)),
     ("authorities", |input| one_of(input, &authorities::TARGETS)),
+    ("chains", |input| one_of(input, &chains::TARGETS)),
     ("jwts", |input| one_of(input, &jwts::TARGETS)),
     ("json", |input| one_of(input, &json::TARGETS)),
     ("proxied", |input| one_of(input, &proxied::TARGETS)),

@@ -1,0 +1,3 @@
+module keyward.test/chains
+
+go 1.26.0
