@@ -53,6 +53,7 @@ const MODULES: &[&str] = &[
     "shard",
     "tasks",
     "telemetry",
+    "trust",
     "upstream",
     "usage",
     "users",
