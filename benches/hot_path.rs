@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use bytes::{Bytes, BytesMut};
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use keyward::audit::log::{AuditCloseGuard, AuditLog, Reservation};
+use keyward::audit::queue::RoomShare;
 use keyward::audit::record::{AuditedEnd, AuditedRange, AuditedRanges, CallAuditRecord, Timestamp};
 use keyward::config::audit_settings::{AuditEvent, AuditFileSettings, AuditSettings, OnFull};
 use keyward::config::{self, Endpoint, Scheme};

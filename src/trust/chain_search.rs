@@ -215,7 +215,10 @@ impl<'a> ChainSearch<'a> {
             let judged = self.is_issuer_good(anchor, chain.len() - 1);
             let accepted = match judged.and_then(|()| self.judge(chain)) {
                 Ok(()) => accept(chain, &mut self.work).map_err(|why| _ = first.get_or_insert(why)),
-                Err(fault) => Err(fault.keep(first)),
+                Err(fault) => {
+                    fault.keep(first);
+                    Err(())
+                }
             };
             chain.pop();
             if accepted.is_ok() {
@@ -283,8 +286,8 @@ impl<'a> ChainSearch<'a> {
         self.is_good(issuer, below)
     }
 
-    /// Judges a whole chain, leaf first: its use, its signatures from the top, and its names. Names come last:
-    /// the number of comparisons is a stranger's choice until the signatures are known to be good.
+    /// Judges a whole chain, leaf first: its use, its signatures from the top, and its names. Names come
+    /// last: the number of comparisons is a stranger's choice until the signatures are known to be good.
     fn judge(&mut self, chain: &[&'a ParsedCertificate]) -> Result<(), Fault<'a>> {
         for certificate in chain.iter().rev() {
             if !self.usage.is_allowed(certificate) {

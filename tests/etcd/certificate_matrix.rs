@@ -124,149 +124,240 @@ fn roots(keys: &Keys) -> Vec<(&'static str, CertificateDer<'static>)> {
     drafts.into_iter().map(|(name, draft)| (name, draft.sign(&keys.ca))).collect()
 }
 
+/// Drafts of certificates called "alice".
+struct LeafDrafts<'a> {
+    keys: &'a Keys,
+    issuer: &'a str,
+}
+
+/// Drafts with their names.
+type NamedDrafts = Vec<(&'static str, Draft)>;
+
+impl LeafDrafts<'_> {
+    fn plain(&self) -> Draft {
+        Draft::new("alice", self.issuer, &self.keys.leaf)
+    }
+
+    fn host(&self) -> Draft {
+        self.names(&[&dns(HOST)])
+    }
+
+    fn names(&self, all: &[&[u8]]) -> Draft {
+        self.plain().with(&[alternative(all)])
+    }
+
+    fn extended(&self, oid: &[u8], value: &[u8]) -> Draft {
+        self.host().with(&[extension(oid, false, value)])
+    }
+
+    fn version(&self, number: u8) -> Draft {
+        Draft { version: vec![0xa0, 3, 2, 1, number], ..self.host() }
+    }
+
+    /// Versions, purposes, and uses of the key.
+    fn for_uses(&self) -> NamedDrafts {
+        vec![
+            ("plain", self.plain()),
+            ("version 1", self.plain().v1()),
+            ("version 2", Draft { version: vec![0xa0, 3, 2, 1, 1], ..self.plain() }),
+            ("version 3", self.host()),
+            ("version 4", self.version(3)),
+            ("extensions in version 1", self.host().v1()),
+            ("extensions in version 2", self.version(1)),
+            ("for clients", self.host().with(&[purposes(&[CLIENT])])),
+            ("for servers", self.host().with(&[purposes(&[SERVER])])),
+            ("for both", self.host().with(&[purposes(&[SERVER, CLIENT])])),
+            ("for any", self.host().with(&[purposes(&[ANY])])),
+            ("for code and any", self.host().with(&[purposes(&[CODE, ANY])])),
+            ("for code", self.host().with(&[purposes(&[CODE])])),
+            ("for nothing", self.host().with(&[purposes(&[])])),
+            (
+                "for a purpose with a large number",
+                self.host().with(&[purposes(&[&[0x69, 0x88, 0x80, 0x80, 0x80, 0]])]),
+            ),
+            ("CA:TRUE", self.host().with(&[basic(true, None)])),
+            ("CA:TRUE and pathlen", self.host().with(&[basic(true, Some(0))])),
+            ("CA:FALSE", self.host().with(&[basic(false, None)])),
+            ("CA:FALSE and pathlen", self.host().with(&[basic(false, Some(0))])),
+            ("key usage for encryption", self.host().with(&[usage(0x20)])),
+            ("an empty key usage", self.host().with(&[extension(&[0x55, 0x1d, 15], true, &[3, 1, 0])])),
+            ("a padded key usage", self.host().with(&[extension(&[0x55, 0x1d, 15], true, &[3, 2, 1, 0x81])])),
+        ]
+    }
+
+    /// Times of validity.
+    fn of_times(&self) -> NamedDrafts {
+        let minutes = der(0x30, &[&der(0x17, &[b"2001010000Z"]), &der(0x17, &[b"4912312359Z"])]);
+        let zone = der(0x30, &[&der(0x17, &[b"200101000000+0100"]), &der(0x17, &[b"491231235959Z"])]);
+        let general = der(0x30, &[&der(0x18, &[b"20200101000000Z"]), &der(0x18, &[b"20991231235959Z"])]);
+        let fraction = der(0x30, &[&der(0x18, &[b"20200101000000.5Z"]), &der(0x18, &[b"20991231235959Z"])]);
+        vec![
+            ("expired", Draft { validity: times(b"100101000000Z", b"110101000000Z"), ..self.host() }),
+            ("not yet", Draft { validity: times(b"400101000000Z", b"450101000000Z"), ..self.host() }),
+            ("times without seconds", Draft { validity: minutes, ..self.host() }),
+            ("times with a zone", Draft { validity: zone, ..self.host() }),
+            ("times of four digits", Draft { validity: general, ..self.host() }),
+            ("times with a fraction", Draft { validity: fraction, ..self.host() }),
+            (
+                "times that are none",
+                Draft { validity: times(b"200231000000Z", b"491231235959Z"), ..self.host() },
+            ),
+        ]
+    }
+
+    /// Names.
+    fn of_names(&self) -> NamedDrafts {
+        let uri = |text: &str| der(0x86, &[text.as_bytes()]);
+        vec![
+            ("another host", self.names(&[&dns("m2.example.com")])),
+            ("a wildcard", self.names(&[&dns("*.example.com")])),
+            ("a wildcard of two labels", self.names(&[&dns("*.*.com")])),
+            ("a wildcard of all", self.names(&[&dns("*")])),
+            ("capitals", self.names(&[&dns("M1.Example.COM")])),
+            ("a host with a period at its end", self.names(&[&dns("m1.example.com.")])),
+            ("an address", self.names(&[&der(0x87, &[&[10, 1, 1, 1]]), &dns(HOST)])),
+            ("an address of three bytes", self.names(&[&der(0x87, &[&[10, 1, 1]])])),
+            ("a uri", self.names(&[&uri("spiffe://a.cluster.local/ns/web"), &dns(HOST)])),
+            ("a urn", self.names(&[&uri("urn:example:a"), &dns(HOST)])),
+            ("a uri with a user", self.names(&[&uri("https://u@a.cluster.local/"), &dns(HOST)])),
+            ("a uri with an address", self.names(&[&uri("https://[::1]/"), &dns(HOST)])),
+            ("a uri with a port", self.names(&[&uri("https://a.cluster.local:8443/%41?b#c"), &dns(HOST)])),
+            ("a uri without a scheme", self.names(&[&uri("/a/b"), &dns(HOST)])),
+            ("a uri with a blank", self.names(&[&uri("https://a b/"), &dns(HOST)])),
+            ("a uri with a bad escape", self.names(&[&uri("https://a/%zz"), &dns(HOST)])),
+            ("a uri with an empty label", self.names(&[&uri("https://a..b/"), &dns(HOST)])),
+            ("a uri with a bad port", self.names(&[&uri("https://a:b/"), &dns(HOST)])),
+            ("mail", self.names(&[&der(0x81, &[b"a@example.com"]), &dns(HOST)])),
+            ("mail of another", self.names(&[&der(0x81, &[b"b@example.com"]), &dns(HOST)])),
+            ("mail that is none", self.names(&[&der(0x81, &[b"nobody"]), &dns(HOST)])),
+            ("another kind of name", self.names(&[&der(0xa0, &[&[6, 1, 0x2a, 0xa0, 2, 5, 0]]), &dns(HOST)])),
+            (
+                "only another kind of name",
+                self.plain().with(&[extension(&[0x55, 0x1d, 17], true, &[0x30, 4, 0x88, 2, 0x2a, 3])]),
+            ),
+            ("a name beyond ASCII", self.names(&[&der(0x82, &[b"\xe4"])])),
+        ]
+    }
+
+    /// Extensions.
+    fn of_extensions(&self) -> NamedDrafts {
+        vec![
+            ("an unknown critical extension", self.host().with(&[extension(&[0x2a, 3], true, &[5, 0])])),
+            ("an unknown extension", self.host().with(&[extension(&[0x2a, 3], false, &[1, 2, 3])])),
+            (
+                "an extension twice",
+                self.host().with(&[extension(&[0x2a, 3], false, &[]), extension(&[0x2a, 3], false, &[])]),
+            ),
+            (
+                "an extension of a large number",
+                self.host().with(&[extension(&[0x69, 0x88, 0x80, 0x80, 0x80, 0], false, &[])]),
+            ),
+            ("policies", self.extended(&[0x55, 0x1d, 32], &[0x30, 6, 0x30, 4, 6, 2, 0x2a, 3])),
+            (
+                "policies twice",
+                self.extended(&[0x55, 0x1d, 32], &[0x30, 12, 0x30, 4, 6, 2, 0x2a, 3, 0x30, 4, 6, 2, 0x2a, 3]),
+            ),
+            ("policy constraints", self.extended(&[0x55, 0x1d, 36], &[0x30, 3, 0x80, 1, 5])),
+            ("explicit policies wanted", self.extended(&[0x55, 0x1d, 36], &[0x30, 3, 0x80, 1, 0])),
+            (
+                "policy mappings",
+                self.extended(&[0x55, 0x1d, 33], &[0x30, 10, 0x30, 8, 6, 2, 0x2a, 3, 6, 2, 0x2a, 4]),
+            ),
+            ("no policy of every kind", self.extended(&[0x55, 0x1d, 54], &[2, 1, 0])),
+            (
+                "distribution points",
+                self.extended(&[0x55, 0x1d, 31], &[0x30, 8, 0x30, 6, 0xa0, 4, 0xa0, 2, 0x86, 0]),
+            ),
+            ("bad distribution points", self.extended(&[0x55, 0x1d, 31], &[0x30, 4, 0x30, 2, 0xa0, 0])),
+            ("a subject key", self.extended(&[0x55, 0x1d, 14], &[4, 1, 1])),
+            ("an authority key", self.extended(&[0x55, 0x1d, 35], &[0x30, 4, 0x80, 2, 1, 2])),
+            ("a critical authority key", self.host().with(&[extension(&[0x55, 0x1d, 35], true, &[0x30, 0])])),
+            (
+                "a critical access",
+                self.host().with(&[extension(&[0x2b, 6, 1, 5, 5, 7, 1, 1], true, &[0x30, 0])]),
+            ),
+            ("name constraints", self.host().with(&[constraints(&[&dns("a")], &[])])),
+            ("empty name constraints", self.extended(&[0x55, 0x1d, 30], &[0x30, 0])),
+            (
+                "a bad mask",
+                self.host().with(&[constraints(&[&der(0x87, &[&[10, 0, 0, 0, 255, 0, 255, 0]])], &[])]),
+            ),
+        ]
+    }
+
+    /// Numbers, signatures, and texts.
+    fn of_forms(&self) -> NamedDrafts {
+        vec![
+            ("a negative serial number", Draft { serial: vec![0x80], ..self.host() }),
+            ("no serial number", Draft { serial: Vec::new(), ..self.host() }),
+            ("a long serial number", Draft { serial: vec![0x11; 40], ..self.host() }),
+            ("a padded serial number", Draft { serial: vec![0, 1], ..self.host() }),
+            ("unique ids", Draft { unique_ids: vec![0x81, 2, 0, 1, 0x82, 2, 0, 1], ..self.host() }),
+            ("two algorithms", Draft { algorithm: SHA384.to_vec(), ..self.host() }),
+            ("sha1", signed_with(self.host(), SHA1)),
+            ("the wrong hash", signed_with(self.host(), SHA384)),
+            ("printable text", Draft { subject: name_of(19, b"alice"), ..self.host() }),
+            ("bad printable text", Draft { subject: name_of(19, b"al@ce"), ..self.host() }),
+            ("teletex text", Draft { subject: name_of(20, b"al\xe4ce"), ..self.host() }),
+            ("bmp text", Draft { subject: name_of(30, b"\0a\0l"), ..self.host() }),
+            ("bad bmp text", Draft { subject: name_of(30, b"\0a\xd8\0"), ..self.host() }),
+            ("universal text", Draft { subject: name_of(28, b"\0\0\0a"), ..self.host() }),
+            ("numeric text", Draft { subject: name_of(18, b"12 3"), ..self.host() }),
+            ("bad utf-8", Draft { subject: name_of(12, b"\xff"), ..self.host() }),
+            ("an empty subject", Draft { subject: vec![0x30, 0], ..self.host() }),
+            ("another issuer", Draft { issuer: name_of(12, b"nobody"), ..self.host() }),
+            (
+                "another kind of text in the issuer",
+                Draft { issuer: name_of(19, self.issuer.as_bytes()), ..self.host() },
+            ),
+        ]
+    }
+
+    /// Keys, and bytes that readers skip.
+    fn of_keys(&self) -> NamedDrafts {
+        let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).expect("a key");
+        let ed25519 = KeyPair::generate_for(&rcgen::PKCS_ED25519).expect("a key");
+        vec![
+            (
+                "a p384 key",
+                Draft { key: rcgen::PublicKeyData::subject_public_key_info(&p384), ..self.host() },
+            ),
+            ("a p521 key", Draft { key: p521_key(), ..self.host() }),
+            ("a key off its curve", Draft { key: off_curve(self.keys), ..self.host() }),
+            (
+                "a key of an unknown kind",
+                Draft { key: der(0x30, &[&[0x30, 4, 6, 2, 0x2a, 3], &[3, 2, 0, 1]]), ..self.host() },
+            ),
+            ("a host in pieces", self.names(&[&der(0xa2, &[&dns(HOST)]), &dns(HOST)])),
+            (
+                "an extension of another class",
+                self.host().with(&[{
+                    let mut other = basic(true, None);
+                    other[2] = 0x46;
+                    other
+                }]),
+            ),
+            (
+                "a field behind an extension",
+                self.host().with(&[der(0x30, &[&[6, 2, 0x2a, 3], &[4, 0], &[5, 0]])]),
+            ),
+            (
+                "an ed25519 key",
+                Draft { key: rcgen::PublicKeyData::subject_public_key_info(&ed25519), ..self.host() },
+            ),
+        ]
+    }
+}
+
 /// Certificates called "alice", issued by "ca".
 fn leaves(keys: &Keys, issuer: &str, by: &KeyPair) -> Vec<(&'static str, CertificateDer<'static>)> {
-    let plain = || Draft::new("alice", issuer, &keys.leaf);
-    let host = || plain().with(&[alternative(&[&dns(HOST)])]);
-    let names = |all: &[&[u8]]| plain().with(&[alternative(all)]);
-    let uri = |text: &str| der(0x86, &[text.as_bytes()]);
-    let policy = |oid: &[u8], value: &[u8]| host().with(&[extension(oid, false, value)]);
-    let minutes = der(0x30, &[&der(0x17, &[b"2001010000Z"]), &der(0x17, &[b"4912312359Z"])]);
-    let zone = der(0x30, &[&der(0x17, &[b"200101000000+0100"]), &der(0x17, &[b"491231235959Z"])]);
-    let general = der(0x30, &[&der(0x18, &[b"20200101000000Z"]), &der(0x18, &[b"20991231235959Z"])]);
-    let fraction = der(0x30, &[&der(0x18, &[b"20200101000000.5Z"]), &der(0x18, &[b"20991231235959Z"])]);
-    let version = |number: u8| Draft { version: vec![0xa0, 3, 2, 1, number], ..host() };
-    let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).expect("a key");
-    let ed25519 = KeyPair::generate_for(&rcgen::PKCS_ED25519).expect("a key");
-    let drafts = vec![
-        ("plain", plain()),
-        ("version 1", plain().v1()),
-        ("version 2", Draft { version: vec![0xa0, 3, 2, 1, 1], ..plain() }),
-        ("version 3", host()),
-        ("version 4", version(3)),
-        ("extensions in version 1", host().v1()),
-        ("extensions in version 2", version(1)),
-        ("for clients", host().with(&[purposes(&[CLIENT])])),
-        ("for servers", host().with(&[purposes(&[SERVER])])),
-        ("for both", host().with(&[purposes(&[SERVER, CLIENT])])),
-        ("for any", host().with(&[purposes(&[ANY])])),
-        ("for code and any", host().with(&[purposes(&[CODE, ANY])])),
-        ("for code", host().with(&[purposes(&[CODE])])),
-        ("for nothing", host().with(&[purposes(&[])])),
-        (
-            "for a purpose with a large number",
-            host().with(&[purposes(&[&[0x69, 0x88, 0x80, 0x80, 0x80, 0]])]),
-        ),
-        ("CA:TRUE", host().with(&[basic(true, None)])),
-        ("CA:TRUE and pathlen", host().with(&[basic(true, Some(0))])),
-        ("CA:FALSE", host().with(&[basic(false, None)])),
-        ("CA:FALSE and pathlen", host().with(&[basic(false, Some(0))])),
-        ("key usage for encryption", host().with(&[usage(0x20)])),
-        ("an empty key usage", host().with(&[extension(&[0x55, 0x1d, 15], true, &[3, 1, 0])])),
-        ("a padded key usage", host().with(&[extension(&[0x55, 0x1d, 15], true, &[3, 2, 1, 0x81])])),
-        ("expired", Draft { validity: times(b"100101000000Z", b"110101000000Z"), ..host() }),
-        ("not yet", Draft { validity: times(b"400101000000Z", b"450101000000Z"), ..host() }),
-        ("times without seconds", Draft { validity: minutes, ..host() }),
-        ("times with a zone", Draft { validity: zone, ..host() }),
-        ("times of four digits", Draft { validity: general, ..host() }),
-        ("times with a fraction", Draft { validity: fraction, ..host() }),
-        ("times that are none", Draft { validity: times(b"200231000000Z", b"491231235959Z"), ..host() }),
-        ("another host", names(&[&dns("m2.example.com")])),
-        ("a wildcard", names(&[&dns("*.example.com")])),
-        ("a wildcard of two labels", names(&[&dns("*.*.com")])),
-        ("a wildcard of all", names(&[&dns("*")])),
-        ("capitals", names(&[&dns("M1.Example.COM")])),
-        ("a host with a period at its end", names(&[&dns("m1.example.com.")])),
-        ("an address", names(&[&der(0x87, &[&[10, 1, 1, 1]]), &dns(HOST)])),
-        ("an address of three bytes", names(&[&der(0x87, &[&[10, 1, 1]])])),
-        ("a uri", names(&[&uri("spiffe://a.cluster.local/ns/web"), &dns(HOST)])),
-        ("a urn", names(&[&uri("urn:example:a"), &dns(HOST)])),
-        ("a uri with a user", names(&[&uri("https://u@a.cluster.local/"), &dns(HOST)])),
-        ("a uri with an address", names(&[&uri("https://[::1]/"), &dns(HOST)])),
-        ("a uri with a port", names(&[&uri("https://a.cluster.local:8443/%41?b#c"), &dns(HOST)])),
-        ("a uri without a scheme", names(&[&uri("/a/b"), &dns(HOST)])),
-        ("a uri with a blank", names(&[&uri("https://a b/"), &dns(HOST)])),
-        ("a uri with a bad escape", names(&[&uri("https://a/%zz"), &dns(HOST)])),
-        ("a uri with an empty label", names(&[&uri("https://a..b/"), &dns(HOST)])),
-        ("a uri with a bad port", names(&[&uri("https://a:b/"), &dns(HOST)])),
-        ("mail", names(&[&der(0x81, &[b"a@example.com"]), &dns(HOST)])),
-        ("mail of another", names(&[&der(0x81, &[b"b@example.com"]), &dns(HOST)])),
-        ("mail that is none", names(&[&der(0x81, &[b"nobody"]), &dns(HOST)])),
-        ("another kind of name", names(&[&der(0xa0, &[&[6, 1, 0x2a, 0xa0, 2, 5, 0]]), &dns(HOST)])),
-        (
-            "only another kind of name",
-            plain().with(&[extension(&[0x55, 0x1d, 17], true, &[0x30, 4, 0x88, 2, 0x2a, 3])]),
-        ),
-        ("a name beyond ASCII", names(&[&der(0x82, &[b"\xe4"])])),
-        ("an unknown critical extension", host().with(&[extension(&[0x2a, 3], true, &[5, 0])])),
-        ("an unknown extension", host().with(&[extension(&[0x2a, 3], false, &[1, 2, 3])])),
-        (
-            "an extension twice",
-            host().with(&[extension(&[0x2a, 3], false, &[]), extension(&[0x2a, 3], false, &[])]),
-        ),
-        (
-            "an extension of a large number",
-            host().with(&[extension(&[0x69, 0x88, 0x80, 0x80, 0x80, 0], false, &[])]),
-        ),
-        ("policies", policy(&[0x55, 0x1d, 32], &[0x30, 6, 0x30, 4, 6, 2, 0x2a, 3])),
-        (
-            "policies twice",
-            policy(&[0x55, 0x1d, 32], &[0x30, 12, 0x30, 4, 6, 2, 0x2a, 3, 0x30, 4, 6, 2, 0x2a, 3]),
-        ),
-        ("policy constraints", policy(&[0x55, 0x1d, 36], &[0x30, 3, 0x80, 1, 5])),
-        ("explicit policies wanted", policy(&[0x55, 0x1d, 36], &[0x30, 3, 0x80, 1, 0])),
-        ("policy mappings", policy(&[0x55, 0x1d, 33], &[0x30, 10, 0x30, 8, 6, 2, 0x2a, 3, 6, 2, 0x2a, 4])),
-        ("no policy of every kind", policy(&[0x55, 0x1d, 54], &[2, 1, 0])),
-        ("distribution points", policy(&[0x55, 0x1d, 31], &[0x30, 8, 0x30, 6, 0xa0, 4, 0xa0, 2, 0x86, 0])),
-        ("bad distribution points", policy(&[0x55, 0x1d, 31], &[0x30, 4, 0x30, 2, 0xa0, 0])),
-        ("a subject key", policy(&[0x55, 0x1d, 14], &[4, 1, 1])),
-        ("an authority key", policy(&[0x55, 0x1d, 35], &[0x30, 4, 0x80, 2, 1, 2])),
-        ("a critical authority key", host().with(&[extension(&[0x55, 0x1d, 35], true, &[0x30, 0])])),
-        ("a critical access", host().with(&[extension(&[0x2b, 6, 1, 5, 5, 7, 1, 1], true, &[0x30, 0])])),
-        ("name constraints", host().with(&[constraints(&[&dns("a")], &[])])),
-        ("empty name constraints", policy(&[0x55, 0x1d, 30], &[0x30, 0])),
-        ("a bad mask", host().with(&[constraints(&[&der(0x87, &[&[10, 0, 0, 0, 255, 0, 255, 0]])], &[])])),
-        ("a negative serial number", Draft { serial: vec![0x80], ..host() }),
-        ("no serial number", Draft { serial: Vec::new(), ..host() }),
-        ("a long serial number", Draft { serial: vec![0x11; 40], ..host() }),
-        ("a padded serial number", Draft { serial: vec![0, 1], ..host() }),
-        ("unique ids", Draft { unique_ids: vec![0x81, 2, 0, 1, 0x82, 2, 0, 1], ..host() }),
-        ("two algorithms", Draft { algorithm: SHA384.to_vec(), ..host() }),
-        ("sha1", signed_with(host(), SHA1)),
-        ("the wrong hash", signed_with(host(), SHA384)),
-        ("printable text", Draft { subject: name_of(19, b"alice"), ..host() }),
-        ("bad printable text", Draft { subject: name_of(19, b"al@ce"), ..host() }),
-        ("teletex text", Draft { subject: name_of(20, b"al\xe4ce"), ..host() }),
-        ("bmp text", Draft { subject: name_of(30, b"\0a\0l"), ..host() }),
-        ("bad bmp text", Draft { subject: name_of(30, b"\0a\xd8\0"), ..host() }),
-        ("universal text", Draft { subject: name_of(28, b"\0\0\0a"), ..host() }),
-        ("numeric text", Draft { subject: name_of(18, b"12 3"), ..host() }),
-        ("bad utf-8", Draft { subject: name_of(12, b"\xff"), ..host() }),
-        ("an empty subject", Draft { subject: vec![0x30, 0], ..host() }),
-        ("another issuer", Draft { issuer: name_of(12, b"nobody"), ..host() }),
-        ("another kind of text in the issuer", Draft { issuer: name_of(19, issuer.as_bytes()), ..host() }),
-        ("a p384 key", Draft { key: rcgen::PublicKeyData::subject_public_key_info(&p384), ..host() }),
-        ("a p521 key", Draft { key: p521_key(), ..host() }),
-        ("a key off its curve", Draft { key: off_curve(keys), ..host() }),
-        (
-            "a key of an unknown kind",
-            Draft { key: der(0x30, &[&[0x30, 4, 6, 2, 0x2a, 3], &[3, 2, 0, 1]]), ..host() },
-        ),
-        ("a host in pieces", names(&[&der(0xa2, &[&dns(HOST)]), &dns(HOST)])),
-        (
-            "an extension of another class",
-            host().with(&[{
-                let mut other = basic(true, None);
-                other[2] = 0x46;
-                other
-            }]),
-        ),
-        ("a field behind an extension", host().with(&[der(0x30, &[&[6, 2, 0x2a, 3], &[4, 0], &[5, 0]])])),
-        ("an ed25519 key", Draft { key: rcgen::PublicKeyData::subject_public_key_info(&ed25519), ..host() }),
-    ];
-    let mut all: Vec<_> = drafts.into_iter().map(|(name, draft)| (name, draft.sign(by))).collect();
-    all.push(("signed by another", host().sign(&keys.other)));
-    all.push(("bytes behind", CertificateDer::from([&host().sign(by)[..], &[0]].concat())));
+    let of = LeafDrafts { keys, issuer };
+    let drafts =
+        [of.for_uses(), of.of_times(), of.of_names(), of.of_extensions(), of.of_forms(), of.of_keys()];
+    let drafts = drafts.into_iter().flatten();
+    let mut all: Vec<_> = drafts.map(|(name, draft)| (name, draft.sign(by))).collect();
+    all.push(("signed by another", of.host().sign(&keys.other)));
+    all.push(("bytes behind", CertificateDer::from([&of.host().sign(by)[..], &[0]].concat())));
     all
 }
 

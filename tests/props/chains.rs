@@ -9,8 +9,8 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName
 
 use crate::choices::Choices;
 use crate::test_certificates::{
-    ANY, CLIENT, Draft, ECDSA_SHA256, SERVER, alternative, assemble, basic, constraints, der, extension,
-    name_of, purposes, usage,
+    ANY, CLIENT, CODE, Draft, ECDSA_SHA256, SERVER, alternative, assemble, basic, constraints, der,
+    extension, name_of, purposes, usage,
 };
 
 pub(crate) const TARGETS: [fn(&[u8]); 4] = [any_bytes, changed, signed, any_chain];
@@ -62,7 +62,7 @@ fn bend(bytes: &mut [u8], choices: &mut Choices<'_>) {
 
 fn any_bytes(input: &[u8]) {
     let made = CertificateDer::from(input.to_vec());
-    assert!(!is_accepted(&[made.clone()]), "nobody signed it");
+    assert!(!is_accepted(std::slice::from_ref(&made)), "nobody signed it");
     assert!(!is_accepted(&[made.clone(), made.clone(), ROOT.clone()]));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let list = CertificateRevocationListDer::from(input.to_vec());
@@ -103,7 +103,7 @@ fn any_chain(input: &[u8]) {
             draft = draft.with(&[basic(choices.flag(), choices.flag().then_some(1))]);
         }
         if choices.flag() {
-            draft = draft.with(&[purposes(&[[CLIENT, SERVER, ANY][choices.below(3)]])]);
+            draft = draft.with(&[purposes(&[[CLIENT, SERVER, ANY, CODE][choices.below(4)]])]);
         }
         if choices.one_in(4) {
             draft = draft.v1();
