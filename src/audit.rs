@@ -10,12 +10,15 @@
 pub mod chain;
 mod file;
 pub mod head_signature;
+mod left_out;
 pub mod log;
 mod otlp_collector;
 mod otlp_request;
 pub mod queue;
 pub mod record;
 pub mod recorder;
+mod refusal_share;
+pub mod retention;
 mod rotation;
 pub mod search;
 mod secondary_sink;

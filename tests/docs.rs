@@ -310,6 +310,7 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
     let files = [
         "checks.rs",
         "checks/alarms.rs",
+        "checks/audit_retention.rs",
         "checks/certificates.rs",
         "checks/weak_certificates.rs",
         "checks/versions.rs",

@@ -14,6 +14,7 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use crate::audit::log::AuditLog;
 use crate::config::reload_request::ReloadState;
 use crate::config::{Config, MappingOutcome};
 use crate::credentials::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
@@ -90,6 +91,8 @@ pub struct Doctor {
     pub connections: Arc<ConnectionTable>,
     /// The limits on usage.
     pub usage: Arc<UsageRegister>,
+    /// The audit log, if on.
+    pub audit: Option<Arc<AuditLog>>,
 }
 
 impl Doctor {
@@ -119,6 +122,7 @@ impl Doctor {
             connections: &self.connections.occupancy(),
             constant_limits: &self.usage.counters().constant(),
             shown: &self.pages.connector.shown_certificates(),
+            audit_retention: self.audit.as_ref().and_then(|audit| audit.retention()),
         }
         .report()
     }
@@ -166,6 +170,7 @@ pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> D
         connections: &ConnectionOccupancy::default(),
         constant_limits: &[],
         shown: survey.map_or(&[], |survey| &survey.certificates),
+        audit_retention: None,
     }
     .report_for_check(survey.is_some())
 }

@@ -63,6 +63,7 @@ pub(super) fn admin_commands(
         identities: Arc::clone(&parts.identities),
         policy: policy.clone(),
         credentials: Arc::clone(&parts.credentials),
+        audit: parts.audit.clone(),
     };
     let (sealer, audit) = (Arc::clone(&parts.sealer), parts.audit.clone());
     let state = Arc::new(state);

@@ -6,15 +6,17 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::chain::{ChainEnd, ChainedLine};
+use super::retention::AuditRetention;
 use super::rotation::{self, FileAge};
 use crate::config::audit_settings::AuditFileSettings;
 
@@ -50,6 +52,18 @@ pub(super) struct AuditFile {
     first: u64,
     /// True if a failed write may have left bytes behind `age.size`.
     is_torn: bool,
+    /// The number of old files, and the time of the first record of the oldest.
+    old: (usize, Option<SystemTime>),
+    retention: Arc<AuditRetention>,
+}
+
+/// The names after a rotation.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Rotated {
+    /// The new name of the file that was written.
+    pub(super) old: String,
+    /// The old files that were removed, oldest first.
+    pub(super) removed: Vec<String>,
 }
 
 /// A file ready for records, and the chain so far.
@@ -67,7 +81,10 @@ impl AuditFile {
     ///
     /// # Errors
     /// The file cannot be opened, another process writes the file, or the file holds something else.
-    pub(super) fn open(settings: &AuditFileSettings) -> Result<ContinuedFile, AuditFileError> {
+    pub(super) fn open(
+        settings: &AuditFileSettings,
+        retention: Arc<AuditRetention>,
+    ) -> Result<ContinuedFile, AuditFileError> {
         let path = &settings.path;
         let at = |source| AuditFileError::Io { path: path.clone(), source };
         let (file, is_regular) = open(path).map_err(|error| match error.kind() {
@@ -75,10 +92,12 @@ impl AuditFile {
             _ => at(error),
         })?;
         let age = FileAge { size: 0, begun: SystemTime::now() };
-        let mut opened = Self { settings: settings.clone(), file, is_regular, age, first: 0, is_torn: false };
+        let (settings, first, is_torn, old) = (settings.clone(), 0, false, (0, None));
+        let mut opened = Self { settings, file, is_regular, age, first, is_torn, old, retention };
         if !is_regular {
             return Ok(ContinuedFile { file: opened, end: ChainEnd::default(), previous: None, torn: 0 });
         }
+        opened.look_at_old_files().map_err(at)?;
         let length = opened.file.metadata().map_err(at)?.len();
         let tail = tail(&opened.file, length).map_err(at)?;
         let (whole, end) = last_line(&tail);
@@ -106,8 +125,7 @@ impl AuditFile {
         let line = begin.split(|byte| *byte == b'\n').next().unwrap_or_default();
         if let (Ok(()), Ok(line)) = (read, ChainedLine::read(line)) {
             self.first = line.seq;
-            self.age.begun =
-                OffsetDateTime::parse(&line.time, &Rfc3339).map_or(self.age.begun, SystemTime::from);
+            self.age.begun = time_of(&line).unwrap_or(self.age.begun);
         }
     }
 
@@ -156,8 +174,24 @@ impl AuditFile {
                 (self.first, self.age.begun) = (first, now);
             }
             self.age.size += lines.len() as u64;
+            self.note_kept(now);
         }
         Ok(())
+    }
+
+    /// Counts the old files, and reads the time of their first record.
+    fn look_at_old_files(&mut self) -> io::Result<()> {
+        let old = self.old_files()?;
+        let oldest = old.first().and_then(|oldest| time_of_first_line(&self.folder().join(oldest)));
+        self.old = (old.len(), oldest);
+        Ok(())
+    }
+
+    fn note_kept(&self, now: SystemTime) {
+        let (files, oldest) = self.old;
+        #[expect(clippy::cast_precision_loss, reason = "a forecast")]
+        let files = files as f64 + rotation::used_part(&self.settings, self.age, now);
+        self.retention.note(files, oldest.or(Some(self.age.begun)), now);
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -168,7 +202,7 @@ impl AuditFile {
     ///
     /// # Errors
     /// The operating system's error: the file stays as it was.
-    pub(super) fn rotate(&mut self) -> io::Result<String> {
+    pub(super) fn rotate(&mut self) -> io::Result<Rotated> {
         let name = rotation::old_name(self.name(), self.first);
         let old = self.folder().join(&name);
         fs::rename(&self.settings.path, &old)?;
@@ -182,10 +216,25 @@ impl AuditFile {
         self.age = FileAge { size: 0, begun: SystemTime::now() };
         self.first = 0;
         File::open(self.folder())?.sync_all()?;
-        for surplus in rotation::surplus(self.old_files()?, self.settings.keep) {
-            fs::remove_file(self.folder().join(surplus))?;
+        let removed = self.remove_surplus()?;
+        self.look_at_old_files()?;
+        Ok(Rotated { old: name.to_string_lossy().into_owned(), removed })
+    }
+
+    fn remove_surplus(&self) -> io::Result<Vec<String>> {
+        let (old, now) = (self.old_files()?, SystemTime::now());
+        let surplus = rotation::surplus(old.clone(), self.settings.keep);
+        let mut removed = Vec::new();
+        for (at, file) in surplus.iter().enumerate() {
+            // No record is younger than the first one of the next file.
+            let next = old.get(at + 1).map(|next| self.folder().join(next));
+            let youngest = next.map_or(Some(now), |next| time_of_first_line(&next));
+            fs::remove_file(self.folder().join(file))?;
+            let name = file.to_string_lossy().into_owned();
+            self.retention.note_removed(&name, youngest, now);
+            removed.push(name);
         }
-        Ok(name.to_string_lossy().into_owned())
+        Ok(removed)
     }
 }
 
@@ -197,6 +246,17 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
         file.try_lock().map_err(io::Error::from)?;
     }
     Ok((file, is_regular))
+}
+
+fn time_of(line: &ChainedLine) -> Option<SystemTime> {
+    OffsetDateTime::parse(&line.time, &Rfc3339).ok().map(SystemTime::from)
+}
+
+/// The time of the first record of a file, if the file can be read.
+fn time_of_first_line(path: &Path) -> Option<SystemTime> {
+    let mut line = Vec::new();
+    BufReader::new(File::open(path).ok()?).take(TAIL).read_until(b'\n', &mut line).ok()?;
+    time_of(&ChainedLine::read(line.strip_suffix(b"\n")?).ok()?)
 }
 
 /// The last bytes of a file.
@@ -238,7 +298,11 @@ mod tests {
 
     fn settings(folder: &Path) -> AuditFileSettings {
         let path = folder.join("audit.log");
-        AuditFileSettings { path, max_size: 1 << 20, max_age: None, keep: 2 }
+        AuditFileSettings { path, max_size: 1 << 20, max_age: None, keep: 2, keep_for: None }
+    }
+
+    fn open_file(settings: &AuditFileSettings) -> Result<ContinuedFile, AuditFileError> {
+        AuditFile::open(settings, Arc::default())
     }
 
     fn write(file: &mut AuditFile, chain: &mut Chain, event: &str) {
@@ -251,17 +315,17 @@ mod tests {
     fn a_torn_end_is_moved_aside_and_the_chain_goes_on() {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path());
-        let ContinuedFile { mut file, end, previous, torn } = AuditFile::open(&settings).unwrap();
+        let ContinuedFile { mut file, end, previous, torn } = open_file(&settings).unwrap();
         assert_eq!((end.seq, previous, torn), (0, None, 0));
         let mut chain = Chain::new("a", end);
         write(&mut file, &mut chain, "x");
         write(&mut file, &mut chain, "y");
-        assert!(matches!(AuditFile::open(&settings), Err(AuditFileError::InUse(_))));
+        assert!(matches!(open_file(&settings), Err(AuditFileError::InUse(_))));
         drop(file);
         let whole = fs::read(&settings.path).unwrap();
         for torn in [&whole[..30], &b"\0\0\0\0\n\0\0"[..]] {
             fs::write(&settings.path, [&whole, torn].concat()).unwrap();
-            let continued = AuditFile::open(&settings).unwrap();
+            let continued = open_file(&settings).unwrap();
             assert_eq!(continued.end, chain.end);
             assert_eq!(continued.torn, torn.len() as u64);
             assert_eq!(fs::read(&settings.path).unwrap(), whole);
@@ -270,36 +334,46 @@ mod tests {
         assert_eq!(kept, [&whole[..30], b"\n\0\0\0\0\n\0\0\n"].concat());
         // Nothing but a torn line: the chain begins anew.
         fs::write(&settings.path, &whole[..30]).unwrap();
-        assert_eq!(AuditFile::open(&settings).unwrap().end, ChainEnd::default());
+        assert_eq!(open_file(&settings).unwrap().end, ChainEnd::default());
         fs::write(&settings.path, "some text\n").unwrap();
-        assert!(matches!(AuditFile::open(&settings), Err(AuditFileError::NotAudit(_))));
+        assert!(matches!(open_file(&settings), Err(AuditFileError::NotAudit(_))));
     }
 
     #[test]
     fn old_files_are_named_for_their_first_line_and_removed() {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path());
-        let mut file = AuditFile::open(&settings).unwrap().file;
+        let mut file = open_file(&settings).unwrap().file;
         let mut chain = Chain::new("a", ChainEnd::default());
+        let mut removed = Vec::new();
         for _ in 0..4 {
             write(&mut file, &mut chain, "x");
             write(&mut file, &mut chain, "y");
             let first = chain.end.seq - 1;
-            assert_eq!(file.rotate().unwrap(), format!("audit.log.{first:020}"));
+            let rotated = file.rotate().unwrap();
+            assert_eq!(rotated.old, format!("audit.log.{first:020}"));
+            removed.extend(rotated.removed);
         }
+        assert_eq!(removed, ["audit.log.00000000000000000001", "audit.log.00000000000000000003"]);
         let old = file.old_files().unwrap();
         assert_eq!(old, ["audit.log.00000000000000000005", "audit.log.00000000000000000007"]);
         drop(file);
         // The process ended between the rotation and the first line of the new file.
-        let continued = AuditFile::open(&settings).unwrap();
+        let continued = open_file(&settings).unwrap();
         assert_eq!(continued.end, chain.end);
         assert_eq!(continued.previous.as_deref(), Some("audit.log.00000000000000000007"));
     }
 
     #[test]
     fn a_full_disk_is_an_error_each_time() {
-        let full = AuditFileSettings { path: "/dev/full".into(), max_size: 1, max_age: None, keep: 0 };
-        let mut file = AuditFile::open(&full).unwrap().file;
+        let full = AuditFileSettings {
+            path: "/dev/full".into(),
+            max_size: 1,
+            max_age: None,
+            keep: 0,
+            keep_for: None,
+        };
+        let mut file = open_file(&full).unwrap().file;
         assert!(!file.is_due(5, SystemTime::now()));
         for _ in 0..2 {
             let error = file.append(b"x\n", 1, SystemTime::now()).unwrap_err();

@@ -4,11 +4,13 @@
 //! is written.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use super::queue::{AuditPlace, AuditQueue, RoomShare};
 use super::record;
 use super::recorder::{self, AuditStartError};
+use super::refusal_share::RefusalShare;
+use super::retention::{AuditRetention, RetentionReport};
 use crate::config::audit_settings::{AuditEvent, AuditEvents, AuditSettings, OnFull};
 use crate::telemetry::audit_metrics::AuditMetrics;
 
@@ -20,6 +22,8 @@ pub struct AuditLog {
     events: AuditEvents,
     on_full: OnFull,
     queue: Arc<AuditQueue>,
+    refusals: Option<RefusalShare>,
+    retention: Arc<AuditRetention>,
 }
 
 /// The answer to a call that needs room for its record.
@@ -55,10 +59,14 @@ impl AuditLog {
         settings: &AuditSettings,
         metrics: AuditMetrics,
     ) -> Result<(Arc<Self>, AuditCloseGuard), AuditStartError> {
+        let file = settings.file.as_ref();
+        let retention = Arc::new(AuditRetention::new(file, metrics.clone()));
         let queue = Arc::new(AuditQueue::new(settings.queue, metrics));
-        recorder::start(settings, &queue)?;
+        recorder::start(settings, &queue, &retention)?;
         let guard = AuditCloseGuard(Arc::clone(&queue));
-        Ok((Arc::new(Self { events: settings.events, on_full: settings.on_full, queue }), guard))
+        let refusals = file.and_then(|file| RefusalShare::new(file, Instant::now()));
+        let (events, on_full) = (settings.events, settings.on_full);
+        Ok((Arc::new(Self { events, on_full, queue, refusals, retention }), guard))
     }
 
     /// True if the event has records.
@@ -89,19 +97,46 @@ impl AuditLog {
         })
     }
 
-    /// Room for the record of a call that found room at its begin, and must not hold room for its whole life.
-    /// The number of such calls is limited elsewhere.
+    /// How long records are kept; `None` without such a wish.
     #[must_use]
-    pub fn room_beyond_limit(&self) -> Option<AuditPlace> {
+    pub fn retention(&self) -> Option<RetentionReport> {
+        self.retention.report(SystemTime::now())
+    }
+
+    /// Room for the record of a call that found room at its begin, and must not hold room for its whole life:
+    /// without room now, it is owed, and no call has room until it is paid.
+    #[must_use]
+    pub fn room_in_debt(&self) -> Option<AuditPlace> {
         match self.on_full {
-            OnFull::Block => Some(self.queue.place_beyond_limit()),
+            OnFull::Block => Some(self.queue.place_in_debt()),
             OnFull::Drop => None,
         }
     }
 
-    /// Counts a record that is left out: its peer is refused too often.
-    pub fn note_left_out(&self) {
-        self.queue.count_left_out(1);
+    /// Counts a record that is left out: its peer has too many calls without effect. Without a proved
+    /// identity there is no peer.
+    pub fn note_left_out(&self, peer: Option<&str>) {
+        self.queue.count_left_out(peer.map(record::cut_name));
+    }
+
+    /// Queues the record of a call without effect, in the room for those. A record beyond their part of the
+    /// disk is left out; one without room is counted as lost.
+    pub fn record_without_effect(
+        &self,
+        place: Option<AuditPlace>,
+        peer: Option<&str>,
+        record: &impl serde::Serialize,
+    ) {
+        let body = record::body(record);
+        let has_disk = |share: &RefusalShare| share.try_take(body.len(), Instant::now());
+        if !self.refusals.as_ref().is_none_or(has_disk) {
+            self.queue.metrics.left_out.inc();
+            return self.note_left_out(peer);
+        }
+        match place.or_else(|| self.queue.try_reserve_of(RoomShare::Refusals, body.len())) {
+            Some(place) => place.fill(body),
+            None => self.queue.count_lost(1),
+        }
     }
 
     /// Queues a record, into `place` if reserved, else into the room of `share`; a command may take common

@@ -1,19 +1,24 @@
 //! The queue of records between the serving threads and the writer.
 //!
 //! Owns: the room for records, places reserved in advance, and the counts of losses. Must not know: the form
-//! of a record, the sinks. Invariants: the weights of reserved places and of waiting records together are at
-//! most the capacity, and a record weighs its bytes; refusals have a share of their own, so that they
+//! of a record, the sinks. Invariants: every waiting record weighs its bytes; the weights of reserved places
+//! and of waiting records together are at most the capacity, but for records of calls already served, whose
+//! room is owed: no place is given until that debt is paid; refusals have a share of their own, so that they
 //! displace neither changes nor commands; a place is given back unless used, also when its call is dropped;
-//! taking a place takes no lock, and a serving thread waits for no write.
+//! the writer holds a part of the capacity at a time; taking a place takes no lock, and a serving thread
+//! waits for no write.
 
+use std::collections::VecDeque;
 use std::mem;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::left_out::{LeftOut, LeftOutCounts};
+use crate::config::audit_settings::BATCH_PART;
 use crate::telemetry::audit_metrics::AuditMetrics;
 
 /// Bytes of a unit of room. Most records are shorter.
@@ -22,8 +27,8 @@ const UNIT: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(7);
 /// The pause between two writes, so that a write and its sync take many records.
 const GATHER: Duration = Duration::from_millis(10);
-/// The writer stops gathering when this part of the capacity waits.
-const ENOUGH_PART: usize = 8;
+/// Time between the first and the last record of a batch at most: each batch of old records has its head.
+const BATCH_SPAN: Duration = Duration::from_secs(30);
 
 /// The parts of the capacity for refusals, and for commands that find no other room.
 const REFUSALS_PART: usize = 4;
@@ -40,18 +45,35 @@ pub enum RoomShare {
     Commands,
 }
 
-/// The shares, in the order of their rooms.
-const SHARES: [RoomShare; 3] = [RoomShare::Common, RoomShare::Refusals, RoomShare::Commands];
-
 /// The free room of a share, in units.
 struct ShareRoom {
     free: Semaphore,
     capacity: usize,
+    /// Units taken without room.
+    debt: AtomicUsize,
 }
 
 impl ShareRoom {
     fn new(capacity: usize) -> Self {
-        Self { free: Semaphore::new(capacity), capacity }
+        Self { free: Semaphore::new(capacity), capacity, debt: AtomicUsize::new(0) }
+    }
+
+    /// Takes the units, with or without room.
+    fn take_all(&self, units: usize) {
+        let owed = units - self.free.forget_permits(units);
+        if owed > 0 {
+            self.debt.fetch_add(owed, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives units back: to the debt first.
+    fn release(&self, units: usize) {
+        let pay = |debt: usize| Some(debt.saturating_sub(units));
+        let before = self.debt.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
+        let free = units.saturating_sub(before.unwrap_or_default());
+        if free > 0 {
+            self.free.add_permits(free);
+        }
     }
 }
 
@@ -60,8 +82,8 @@ impl ShareRoom {
 pub(super) struct UnitsByShare([usize; 3]);
 
 impl UnitsByShare {
-    fn add(&mut self, share: RoomShare, units: u32) {
-        self.0[share as usize] += units as usize;
+    fn add(&mut self, share: RoomShare, units: usize) {
+        self.0[share as usize] += units;
     }
 }
 
@@ -79,17 +101,16 @@ pub struct AuditQueue {
     is_failing: AtomicBool,
     /// Lost records without a record of the loss.
     unreported: AtomicU64,
-    /// Records of refused calls left out, without a record of it.
-    left_out: AtomicU64,
+    /// Records of calls without effect left out, without a record of it.
+    left_out: Mutex<LeftOut>,
     /// The metrics.
     pub metrics: AuditMetrics,
 }
 
 #[derive(Default)]
 struct AuditQueueState {
-    pending: Vec<WaitingRecord>,
+    pending: VecDeque<WaitingRecord>,
     units: usize,
-    by_share: UnitsByShare,
     /// True while the writer waits and must be woken.
     is_waiting: bool,
     is_closing: bool,
@@ -100,7 +121,8 @@ struct AuditQueueState {
 struct WaitingRecord {
     body: Vec<u8>,
     share: RoomShare,
-    units: u32,
+    units: usize,
+    queued: Instant,
 }
 
 /// Records taken by the writer.
@@ -110,6 +132,8 @@ pub(super) struct AuditBatch {
     pub(super) bodies: Vec<Vec<u8>>,
     /// Their room, given back after the write.
     pub(super) units: UnitsByShare,
+    /// True if further records wait already.
+    pub(super) has_more: bool,
     /// True if no record follows any more.
     pub(super) is_last: bool,
 }
@@ -118,25 +142,29 @@ pub(super) struct AuditBatch {
 pub struct AuditPlace {
     queue: Arc<AuditQueue>,
     share: RoomShare,
-    units: u32,
+    units: usize,
 }
 
 impl AuditPlace {
-    /// Queues the record that the place was reserved for.
-    pub fn fill(mut self, body: Vec<u8>) {
-        let more = self.queue.units(self.share, body.len()).saturating_sub(self.units);
-        // A record that is a little longer than its call foresaw is not lost for want of room.
-        if self.units > 0 && self.queue.try_take(self.share, more) {
-            self.units += more;
-        }
-        let units = mem::take(&mut self.units);
-        self.queue.push(WaitingRecord { body, share: self.share, units });
+    /// Queues the record that the place was reserved for. A record longer than its call foresaw, or of a call
+    /// that held no room, is not lost for want of room: the room is owed.
+    pub fn fill(mut self, mut body: Vec<u8>) {
+        body.shrink_to_fit();
+        let (reserved, units) = (mem::take(&mut self.units), units_of(body.len()));
+        let room = &self.queue.shares[self.share as usize];
+        room.take_all(units.saturating_sub(reserved));
+        room.release(reserved.saturating_sub(units));
+        self.queue.push(WaitingRecord { body, share: self.share, units, queued: Instant::now() });
     }
+}
+
+fn units_of(bytes: usize) -> usize {
+    bytes.div_ceil(UNIT).max(1)
 }
 
 impl Drop for AuditPlace {
     fn drop(&mut self) {
-        self.queue.release(self.share, self.units as usize);
+        self.queue.shares[self.share as usize].release(self.units);
     }
 }
 
@@ -158,7 +186,7 @@ impl AuditQueue {
             closed: Condvar::new(),
             is_failing: AtomicBool::new(false),
             unreported: AtomicU64::new(0),
-            left_out: AtomicU64::new(0),
+            left_out: Mutex::default(),
             metrics,
         }
     }
@@ -173,24 +201,22 @@ impl AuditQueue {
         if own.capacity == 0 { (&self.shares[0], RoomShare::Common) } else { (own, share) }
     }
 
-    fn units(&self, share: RoomShare, bytes: usize) -> u32 {
-        let capacity = self.room(share).0.capacity;
-        u32::try_from(bytes.div_ceil(UNIT).clamp(1, capacity)).unwrap_or(u32::MAX)
+    /// The permits of a place: a record larger than its share waits for all of it.
+    fn permits(room: &ShareRoom, bytes: usize) -> u32 {
+        u32::try_from(units_of(bytes).min(room.capacity)).unwrap_or(u32::MAX)
     }
 
-    fn try_take(&self, share: RoomShare, units: u32) -> bool {
-        self.room(share).0.free.try_acquire_many(units).is_ok_and(|taken| {
-            taken.forget();
-            true
-        })
+    fn place(self: &Arc<Self>, share: RoomShare, permits: u32) -> AuditPlace {
+        AuditPlace { queue: Arc::clone(self), share, units: permits as usize }
     }
 
     /// Reserves room for a record of `bytes` in a share, if there is room now.
     #[must_use]
     pub fn try_reserve_of(self: &Arc<Self>, share: RoomShare, bytes: usize) -> Option<AuditPlace> {
-        let (_, share) = self.room(share);
-        let units = self.units(share, bytes);
-        self.try_take(share, units).then(|| AuditPlace { queue: Arc::clone(self), share, units })
+        let (room, share) = self.room(share);
+        let permits = Self::permits(room, bytes);
+        room.free.try_acquire_many(permits).ok()?.forget();
+        Some(self.place(share, permits))
     }
 
     /// Reserves room for a record of about `bytes`, if there is room now.
@@ -204,34 +230,33 @@ impl AuditQueue {
         if self.is_failing.load(Ordering::Relaxed) {
             return None;
         }
-        let (share, units) = (RoomShare::Common, self.units(RoomShare::Common, bytes));
-        timeout(PATIENCE, self.shares[0].free.acquire_many(units)).await.ok()?.ok()?.forget();
-        Some(AuditPlace { queue: Arc::clone(self), share, units })
+        let (room, share) = self.room(RoomShare::Common);
+        let permits = Self::permits(room, bytes);
+        timeout(PATIENCE, room.free.acquire_many(permits)).await.ok()?.ok()?.forget();
+        Some(self.place(share, permits))
     }
 
-    /// A place that takes no room.
-    pub(super) fn place_beyond_limit(self: &Arc<Self>) -> AuditPlace {
-        AuditPlace { queue: Arc::clone(self), share: RoomShare::Common, units: 0 }
+    /// A place for the record of a call that was served without holding room: its room is owed.
+    pub(super) fn place_in_debt(self: &Arc<Self>) -> AuditPlace {
+        self.place(RoomShare::Common, 0)
     }
 
     fn push(&self, record: WaitingRecord) {
         self.metrics.waiting.inc();
         let mut state = self.lock();
-        let enough = (self.capacity / ENOUGH_PART).max(1);
         let before = state.units;
-        state.units += record.units as usize;
-        state.by_share.add(record.share, record.units);
-        state.pending.push(record);
+        state.units += record.units;
+        state.pending.push_back(record);
+        let enough = self.batch_units();
         if mem::take(&mut state.is_waiting) || (before < enough && state.units >= enough) {
             drop(state);
             self.wakes.notify_one();
         }
     }
 
-    fn release(&self, share: RoomShare, units: usize) {
-        if units > 0 {
-            self.shares[share as usize].free.add_permits(units);
-        }
+    /// The units that the writer takes at once, and stops gathering at.
+    fn batch_units(&self) -> usize {
+        (self.capacity / BATCH_PART).max(1)
     }
 
     /// Counts records that no sink has.
@@ -240,14 +265,23 @@ impl AuditQueue {
         self.unreported.fetch_add(records, Ordering::Relaxed);
     }
 
-    /// Counts records of refused calls that are left out.
-    pub fn count_left_out(&self, records: u64) {
-        self.left_out.fetch_add(records, Ordering::Relaxed);
+    fn left_out(&self) -> MutexGuard<'_, LeftOut> {
+        self.left_out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the number of records left out without a record of it.
-    pub(super) fn take_left_out(&self) -> u64 {
-        self.left_out.swap(0, Ordering::Relaxed)
+    /// Counts a record of a call without effect that is left out.
+    pub fn count_left_out(&self, peer: Option<&str>) {
+        self.left_out().count(peer);
+    }
+
+    /// Takes the counts of records left out without a record of it.
+    pub(super) fn take_left_out(&self) -> LeftOutCounts {
+        self.left_out().take()
+    }
+
+    /// Gives back the counts: the record of them was not written.
+    pub(super) fn return_left_out(&self, counts: LeftOutCounts) {
+        self.left_out().add(counts);
     }
 
     /// Takes the number of lost records without a record of the loss.
@@ -265,7 +299,8 @@ impl AuditQueue {
         self.is_failing.swap(fails, Ordering::Relaxed) != fails
     }
 
-    /// Waits for records until `until`, gathers more for a moment, and takes all.
+    /// Waits for records until `until`, gathers more for a moment, and takes some: of half a minute at most,
+    /// and a part of the capacity, or a single record.
     pub(super) fn take(&self, until: Instant) -> AuditBatch {
         let mut state = self.lock();
         while state.pending.is_empty() && !state.is_closing {
@@ -277,21 +312,32 @@ impl AuditQueue {
             state = self.wakes.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             state.is_waiting = false;
         }
-        let enough = (self.capacity / ENOUGH_PART).max(1);
+        let enough = self.batch_units();
         let gathers = |state: &mut AuditQueueState| !state.is_closing && state.units < enough;
         let gathered = self.wakes.wait_timeout_while(state, GATHER, gathers);
         let mut state = gathered.unwrap_or_else(PoisonError::into_inner).0;
-        state.units = 0;
-        let units = mem::take(&mut state.by_share);
-        let bodies = mem::take(&mut state.pending).into_iter().map(|record| record.body).collect();
-        AuditBatch { bodies, units, is_last: state.is_closing }
+        let (mut batch, mut taken) = (AuditBatch::default(), 0);
+        let last = state.pending.front().map(|first| first.queued + BATCH_SPAN);
+        let fits = |taken: usize, next: &WaitingRecord| {
+            taken == 0 || (taken + next.units <= enough && last.is_some_and(|last| next.queued <= last))
+        };
+        while state.pending.front().is_some_and(|next| fits(taken, next)) {
+            let Some(record) = state.pending.pop_front() else { break };
+            taken += record.units;
+            batch.units.add(record.share, record.units);
+            batch.bodies.push(record.body);
+        }
+        state.units -= taken;
+        batch.has_more = !state.pending.is_empty();
+        batch.is_last = state.is_closing && !batch.has_more;
+        batch
     }
 
     /// Gives back the room of a batch.
     pub(super) fn finish(&self, batch: &AuditBatch) {
         self.metrics.waiting.dec_by(i64::try_from(batch.bodies.len()).unwrap_or(i64::MAX));
-        for (share, units) in SHARES.into_iter().zip(batch.units.0) {
-            self.release(share, units);
+        for (share, units) in self.shares.iter().zip(batch.units.0) {
+            share.release(units);
         }
     }
 
@@ -324,8 +370,12 @@ mod tests {
     use std::sync::{Barrier, mpsc};
     use std::thread;
 
+    use proptest::prelude::*;
+
     use super::*;
     use crate::telemetry::metrics::Metrics;
+
+    const SHARES: [RoomShare; 3] = [RoomShare::Common, RoomShare::Refusals, RoomShare::Commands];
 
     fn queue(bytes: usize) -> Arc<AuditQueue> {
         Arc::new(AuditQueue::new(bytes, Metrics::new(Vec::new()).audit))
@@ -367,11 +417,139 @@ mod tests {
         assert!(queue.try_reserve(UNIT).is_none());
         command.fill(vec![b'x'; UNIT]);
         refusals.pop().expect("a place").fill(vec![b'x'; 4 * UNIT]);
-        let batch = queue.take(Instant::now());
-        assert_eq!(batch.units, UnitsByShare([4, 4, 1]));
-        queue.finish(&batch);
+        let mut taken = UnitsByShare::default();
+        loop {
+            let batch = queue.take(Instant::now());
+            SHARES.into_iter().zip(batch.units.0).for_each(|(share, units)| taken.add(share, units));
+            queue.finish(&batch);
+            if !batch.has_more {
+                break;
+            }
+        }
+        assert_eq!(taken, UnitsByShare([4, 4, 1]));
         assert!(queue.try_reserve(4 * UNIT).is_some());
         assert!(queue.try_reserve_of(RoomShare::Refusals, 4 * UNIT).is_some());
+    }
+
+    /// A lock, a watch: calls that were served without holding room while nothing is written.
+    #[test]
+    fn the_room_of_calls_that_held_none_is_owed_before_any_other_call_has_room() {
+        let queue = queue(4 * UNIT);
+        for _ in 0..6 {
+            queue.place_in_debt().fill(vec![b'x'; UNIT]);
+        }
+        // A record without room for its last bytes is not lost either.
+        assert!(queue.try_reserve(1).is_none());
+        for owed in (0..6).rev() {
+            let batch = queue.take(Instant::now());
+            assert_eq!((batch.bodies.len(), batch.has_more), (1, owed > 0));
+            queue.finish(&batch);
+            assert_eq!(queue.try_reserve(1).is_some(), owed < 3, "{owed} records wait in 3 units");
+        }
+    }
+
+    /// The disk was full for an hour, and nobody wrote much meanwhile.
+    #[test]
+    fn a_batch_has_the_records_of_half_a_minute() {
+        let queue = queue(1 << 20);
+        for _ in 0..4 {
+            queue.try_reserve(1).expect("room").fill(b"{}".to_vec());
+        }
+        let began = Instant::now();
+        for (record, at) in queue.lock().pending.iter_mut().zip(0..) {
+            record.queued = began + BATCH_SPAN / 2 * at;
+        }
+        let sizes = [(); 2].map(|()| {
+            let batch = queue.take(Instant::now());
+            (batch.bodies.len(), batch.has_more)
+        });
+        assert_eq!(sizes, [(3, true), (1, false)]);
+    }
+
+    /// The next thing that happens to a queue.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Reserve(RoomShare, usize),
+        Fill(usize, usize),
+        Drop(usize),
+        Owe(usize),
+        Write,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let share =
+            prop_oneof![Just(RoomShare::Common), Just(RoomShare::Refusals), Just(RoomShare::Commands)];
+        let bytes = 0..20 * UNIT;
+        let step = prop_oneof![
+            (share, bytes.clone()).prop_map(|(share, bytes)| Step::Reserve(share, bytes)),
+            (any::<usize>(), bytes.clone()).prop_map(|(at, bytes)| Step::Fill(at, bytes)),
+            any::<usize>().prop_map(Step::Drop),
+            bytes.prop_map(Step::Owe),
+            Just(Step::Write),
+        ];
+        proptest::collection::vec(step, 1..200)
+    }
+
+    proptest! {
+        /// Whatever happens: the room that is free, held, waiting and written is the capacity and the debt, a
+        /// record weighs its bytes, a batch is a part of the capacity, and nothing is lost or left behind.
+        #[test]
+        fn room_is_neither_lost_nor_made(units in 1..100_usize, steps in steps()) {
+            let queue = queue(units * UNIT);
+            let (mut places, mut batches) = (Vec::new(), Vec::new());
+            let (mut filled, mut written) = (0, 0);
+            for step in steps {
+                match step {
+                    Step::Reserve(share, bytes) => places.extend(queue.try_reserve_of(share, bytes)),
+                    Step::Fill(at, bytes) if !places.is_empty() => {
+                        let place: AuditPlace = places.swap_remove(at % places.len());
+                        place.fill(vec![b'x'; bytes]);
+                        filled += 1;
+                    }
+                    Step::Drop(at) if !places.is_empty() => drop(places.swap_remove(at % places.len())),
+                    Step::Owe(bytes) => {
+                        queue.place_in_debt().fill(vec![b'x'; bytes]);
+                        filled += 1;
+                    }
+                    Step::Write if !queue.lock().pending.is_empty() => {
+                        let batch = queue.take(Instant::now());
+                        let units = batch.units.0.iter().sum::<usize>();
+                        prop_assert!(batch.bodies.len() == 1 || units <= queue.batch_units());
+                        written += batch.bodies.len();
+                        batches.push(batch);
+                        if batches.len() > 1 {
+                            queue.finish(&batches.remove(0));
+                        }
+                    }
+                    Step::Fill(..) | Step::Drop(_) | Step::Write => {}
+                }
+                let state = queue.lock();
+                prop_assert!(state.pending.iter().all(|record| record.units * UNIT >= record.body.capacity()));
+                let waiting = |share| {
+                    let of_share = move |record: &&WaitingRecord| record.share == share;
+                    state.pending.iter().filter(of_share).map(|record| record.units)
+                };
+                for (share, room) in SHARES.into_iter().zip(&queue.shares) {
+                    let held = places.iter().filter(|place| place.share == share).map(|place| place.units);
+                    let taken = batches.iter().map(|batch| batch.units.0[share as usize]);
+                    let used = held.chain(waiting(share)).chain(taken).sum::<usize>();
+                    let (free, debt) = (room.free.available_permits(), room.debt.load(Ordering::Relaxed));
+                    prop_assert_eq!(free + used, room.capacity + debt);
+                    prop_assert!(free == 0 || debt == 0);
+                }
+            }
+            places.clear();
+            batches.iter().for_each(|batch| queue.finish(batch));
+            while !queue.lock().pending.is_empty() {
+                let batch = queue.take(Instant::now());
+                written += batch.bodies.len();
+                queue.finish(&batch);
+            }
+            prop_assert_eq!(filled, written);
+            for room in &queue.shares {
+                prop_assert_eq!(room.free.available_permits(), room.capacity);
+            }
+        }
     }
 
     /// A sink that fails pauses between its attempts.

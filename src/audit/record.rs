@@ -14,6 +14,7 @@ use data_encoding::BASE64;
 use serde::{Deserialize, Serialize, Serializer};
 use time::OffsetDateTime;
 
+use super::left_out::LeftOutPeer;
 use crate::rpc::key_range::{KeyRange, RangeEnd, end_of_prefix};
 
 /// Ranges in one record; further ranges are counted only.
@@ -448,7 +449,7 @@ pub struct AdminAuditRecord<'a> {
 pub struct LogAuditRecord<'a> {
     /// The time of the record.
     pub time: Timestamp,
-    /// `start`, `continue`, `lost`, `left_out`, `head`, `stop`.
+    /// `start`, `continue`, `removed`, `lost`, `left_out`, `head`, `stop`.
     pub event: &'static str,
     /// The version of Keyward, at a start.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -456,9 +457,15 @@ pub struct LogAuditRecord<'a> {
     /// The name of the file before, in the first record of a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous_file: Option<&'a str>,
+    /// The name of an old file that was removed, being beyond `audit.keep`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub removed_file: Option<&'a str>,
     /// Records that were lost, or left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
+    /// The peers with most of the records left out.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub peers: &'a [LeftOutPeer<'a>],
     /// The sink that lost records; without a sink, no sink has the records.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sink: Option<&'static str>,
@@ -479,7 +486,9 @@ impl LogAuditRecord<'_> {
             event,
             version: None,
             previous_file: None,
+            removed_file: None,
             count: None,
+            peers: &[],
             sink: None,
             torn_bytes: None,
             signature: None,

@@ -13,9 +13,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::chain::{Chain, ChainEnd};
 use super::file::{AuditFile, AuditFileError, ContinuedFile};
 use super::head_signature::SignedHead;
+use super::left_out::LeftOutCounts;
 use super::otlp_collector::OtlpCollector;
 use super::queue::{AuditBatch, AuditQueue};
 use super::record::{LogAuditRecord, Timestamp, body};
+use super::retention::AuditRetention;
 use super::secondary_sink::{SecondarySink, SinkOutput};
 use super::syslog::SyslogServer;
 use crate::config::audit_settings::{AuditSettings, OnFull};
@@ -48,10 +50,14 @@ pub(super) struct Recorder {
     left_out_at: Instant,
     /// The number of the last head's line.
     last_head: u64,
+    /// True if records waited behind the last batch: their times are further apart than those of the writes.
+    was_behind: bool,
     /// No rotation before this time: the last rotation failed.
     no_rotation_before: Option<Instant>,
     /// The name of the file before, until the new file has its first line.
     rotated_from: Option<String>,
+    /// The names of removed files without a record.
+    removed: Vec<String>,
     first: Option<FirstLine>,
 }
 
@@ -65,8 +71,13 @@ struct FirstLine {
 ///
 /// # Errors
 /// The file cannot be used, or a thread cannot be started.
-pub(super) fn start(settings: &AuditSettings, queue: &Arc<AuditQueue>) -> Result<(), AuditStartError> {
-    let continued = settings.file.as_ref().map(AuditFile::open).transpose()?;
+pub(super) fn start(
+    settings: &AuditSettings,
+    queue: &Arc<AuditQueue>,
+    retention: &Arc<AuditRetention>,
+) -> Result<(), AuditStartError> {
+    let open = |file| AuditFile::open(file, Arc::clone(retention));
+    let continued = settings.file.as_ref().map(open).transpose()?;
     let (file, end, first) = match continued {
         Some(ContinuedFile { file, end, previous, torn }) => {
             (Some(file), end, FirstLine { previous_file: previous, torn })
@@ -90,8 +101,10 @@ pub(super) fn start(settings: &AuditSettings, queue: &Arc<AuditQueue>) -> Result
         head_at: Instant::now() + HEADS,
         left_out_at: Instant::now(),
         last_head: 0,
+        was_behind: false,
         no_rotation_before: None,
         rotated_from: None,
+        removed: Vec::new(),
         first: Some(first),
     };
     thread::Builder::new().name("audit".into()).spawn(move || recorder.run())?;
@@ -114,8 +127,9 @@ pub enum AuditStartError {
 struct OwnRecords {
     bodies: Vec<Vec<u8>>,
     unreported: u64,
-    left_out: u64,
+    left_out: LeftOutCounts,
     rotated_from: Option<String>,
+    removed: Vec<String>,
     first: Option<FirstLine>,
 }
 
@@ -151,7 +165,9 @@ impl Recorder {
         if batch.is_last {
             self.chain.append(&body(&LogAuditRecord::new("stop")), &mut lines);
         }
-        let is_head_due = Instant::now() >= self.head_at || batch.is_last;
+        // Records that waited for a full disk may be hours old: each batch of them has its head.
+        let is_late = mem::replace(&mut self.was_behind, batch.has_more) || batch.has_more;
+        let is_head_due = Instant::now() >= self.head_at || batch.is_last || is_late;
         if is_head_due && self.chain.end.seq > self.last_head {
             self.append_head(&mut lines);
         }
@@ -182,6 +198,7 @@ impl Recorder {
     /// The records that the log owes: of the start, of a new file, of losses.
     fn own_records(&mut self, is_last: bool) -> OwnRecords {
         let (first, rotated_from) = (self.first.take(), self.rotated_from.take());
+        let removed = mem::take(&mut self.removed);
         let unreported = self.queue.take_unreported();
         let mut bodies = Vec::new();
         if let Some(first) = &first {
@@ -197,6 +214,12 @@ impl Recorder {
             let record = LogAuditRecord::new("continue");
             bodies.push(body(&LogAuditRecord { previous_file: Some(previous), ..record }));
         }
+        for removed in &removed {
+            bodies.push(body(&LogAuditRecord {
+                removed_file: Some(removed),
+                ..LogAuditRecord::new("removed")
+            }));
+        }
         let lost =
             |count, sink| body(&LogAuditRecord { count: Some(count), sink, ..LogAuditRecord::new("lost") });
         if unreported > 0 {
@@ -205,19 +228,20 @@ impl Recorder {
         let of_sinks = self.sinks.iter().map(|sink| (sink.take_unreported(), sink.name));
         bodies.extend(of_sinks.filter(|(count, _)| *count > 0).map(|(count, name)| lost(count, Some(name))));
         let is_due = is_last || Instant::now() >= self.left_out_at;
-        let left_out = if is_due { self.queue.take_left_out() } else { 0 };
-        if left_out > 0 {
-            bodies.push(body(&LogAuditRecord { count: Some(left_out), ..LogAuditRecord::new("left_out") }));
+        let left_out = if is_due { self.queue.take_left_out() } else { LeftOutCounts::default() };
+        if left_out.count > 0 {
+            let (record, peers) = (LogAuditRecord::new("left_out"), left_out.peers());
+            bodies.push(body(&LogAuditRecord { count: Some(left_out.count), peers: &peers, ..record }));
             self.left_out_at = Instant::now() + LEFT_OUT;
         }
-        OwnRecords { bodies, unreported, left_out, rotated_from, first }
+        OwnRecords { bodies, unreported, left_out, rotated_from, removed, first }
     }
 
     /// Takes the owed records back: the lines were not written.
     fn return_own(&mut self, own: OwnRecords) {
         self.queue.return_unreported(own.unreported);
-        self.queue.count_left_out(own.left_out);
-        (self.first, self.rotated_from) = (own.first, own.rotated_from);
+        self.queue.return_left_out(own.left_out);
+        (self.first, self.rotated_from, self.removed) = (own.first, own.rotated_from, own.removed);
     }
 
     /// Writes the lines to the file. With `on_full = "block"`, tries until the process ends. False if the
@@ -279,9 +303,10 @@ impl Recorder {
             self.sinks.iter().for_each(|sink| sink.pass(&head, 1));
         }
         match file.rotate() {
-            Ok(old) => {
-                tracing::info!(file = old, "the audit file was rotated");
-                self.rotated_from = Some(old);
+            Ok(rotated) => {
+                tracing::info!(file = rotated.old, "the audit file was rotated");
+                self.rotated_from = Some(rotated.old);
+                self.removed.extend(rotated.removed);
                 self.no_rotation_before = None;
             }
             Err(error) => {
@@ -326,7 +351,13 @@ mod tests {
     }
 
     fn settings(path: &Path, on_full: OnFull) -> AuditSettings {
-        let file = AuditFileSettings { path: path.to_owned(), max_size: 1 << 20, max_age: None, keep: 0 };
+        let file = AuditFileSettings {
+            path: path.to_owned(),
+            max_size: 1 << 20,
+            max_age: None,
+            keep: 0,
+            keep_for: None,
+        };
         AuditSettings {
             events: [AuditEvent::Change].into_iter().collect(),
             file: Some(file),
@@ -470,7 +501,7 @@ mod tests {
         let metrics = Metrics::new(Vec::new());
         let queue = Arc::new(AuditQueue::new(1 << 20, metrics.audit.clone()));
         queue.count_lost(3);
-        super::start(&settings, &queue).unwrap();
+        super::start(&settings, &queue, &Arc::default()).unwrap();
         queue.close(UNLIMITED);
         assert_eq!(events(&path), ["start", "lost", "stop", "head"]);
         assert_eq!(check(&[&path], None).unwrap().lost, 3);

@@ -18,6 +18,19 @@ pub(super) fn is_due(settings: &AuditFileSettings, file: FileAge, more: usize, n
     file.size > 0 && (too_large || settings.max_age.is_some_and(is_old))
 }
 
+/// The part of a file that is used until it is rotated.
+#[must_use]
+pub(super) fn used_part(settings: &AuditFileSettings, file: FileAge, now: SystemTime) -> f64 {
+    if file.size == 0 {
+        return 0.0;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a forecast")]
+    let by_size = file.size as f64 / settings.max_size as f64;
+    let since = now.duration_since(file.begun).unwrap_or_default();
+    let by_age = settings.max_age.map_or(0.0, |age| since.as_secs_f64() / age.as_secs_f64());
+    by_size.max(by_age).min(1.0)
+}
+
 /// The size and the begin of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FileAge {
@@ -65,7 +78,13 @@ mod tests {
     #[test]
     fn a_file_is_rotated_by_size_and_by_age() {
         let hour = Duration::from_secs(3600);
-        let settings = AuditFileSettings { path: "a".into(), max_size: 100, max_age: Some(hour), keep: 2 };
+        let settings = AuditFileSettings {
+            path: "a".into(),
+            max_size: 100,
+            max_age: Some(hour),
+            keep: 2,
+            keep_for: None,
+        };
         let file = |size| FileAge { size, begun: UNIX_EPOCH };
         let soon = UNIX_EPOCH + hour / 2;
         assert!(!is_due(&settings, file(60), 40, soon));

@@ -15,10 +15,8 @@ use super::otlp_collector::OtlpCollector;
 use super::queue::AuditQueue;
 use super::sink_progress::SinkProgress;
 use super::syslog::SyslogServer;
-use crate::config::audit_settings::OnFull;
+use crate::config::audit_settings::{OnFull, SINK_BATCHES};
 
-/// Batches waiting for a sink. A batch has at most `audit.queue` bytes.
-const BATCHES: usize = 4;
 /// The pause between two attempts at a failing sink.
 const RETRY: Duration = Duration::from_secs(1);
 /// The pause between two looks for room in a full queue.
@@ -88,7 +86,7 @@ pub(super) struct SecondarySink {
 impl SecondarySink {
     /// Starts the thread of a sink. The thread is never joined, because a write may hang for ever.
     pub(super) fn start(output: SinkOutput, on_full: OnFull, queue: Arc<AuditQueue>) -> io::Result<Self> {
-        let (batches, received) = sync_channel(BATCHES);
+        let (batches, received) = sync_channel(SINK_BATCHES);
         let (end, ended) = sync_channel(0);
         let name = output.name();
         let sink = Self { name, batches, on_full, queue, unreported: Arc::default(), ended };

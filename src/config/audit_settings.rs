@@ -85,7 +85,14 @@ pub struct AuditFileSettings {
     pub max_age: Option<Duration>,
     /// Number of older files kept; 0 keeps all.
     pub keep: usize,
+    /// How long records are to be kept at least; `None` for no such time.
+    pub keep_for: Option<Duration>,
 }
+
+/// Divisor: the writer takes this part of `audit.queue` at once.
+pub const BATCH_PART: usize = 16;
+/// Batches that wait for a sink beside the file.
+pub const SINK_BATCHES: usize = 2;
 
 /// The settings of the audit log, with at least one sink.
 #[derive(Clone, Debug, PartialEq)]
@@ -108,4 +115,17 @@ pub struct AuditSettings {
     pub signing_key: Option<Arc<PrivateKey>>,
     /// The name of this replica in the records.
     pub replica: String,
+}
+
+impl AuditSettings {
+    /// Bytes held for records at most: those in the queue, the lines of the batch that is written, in two
+    /// copies, and for each sink the batches that wait, the one that is sent, and its encoding.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        let sinks =
+            usize::from(self.stdout) + usize::from(self.syslog.is_some()) + usize::from(self.otlp.is_some());
+        // A line has a few hundred bytes beside its record.
+        let batch = self.queue / BATCH_PART / 4 * 5;
+        self.queue + batch * (2 + sinks * (SINK_BATCHES + 2))
+    }
 }

@@ -38,7 +38,7 @@ impl Config {
             ("limits.unread_buffer", self.limits.unread.buffer),
             ("watch.buffer", self.watch.buffer),
             ("log.buffer", self.log.buffer),
-            ("audit.queue", self.audit.as_ref().map_or(0, |audit| audit.queue)),
+            ("audit.queue, and its sinks", self.audit.as_ref().map_or(0, |audit| audit.memory())),
         ];
         rows.map(|(key, bytes)| MemoryBudget { key, bytes }).to_vec()
     }

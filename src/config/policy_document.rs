@@ -260,6 +260,16 @@ fn escaped(text: &str) -> Result<(u8, &str), MalformedKey> {
 }
 
 impl GrantKeys {
+    /// The texts with variables and without.
+    pub fn templates(&self) -> impl Iterator<Item = &KeyTemplate> {
+        let (one, other) = match self {
+            Self::Everything => (None, None),
+            Self::Key(key) | Self::Prefix(key) => (Some(key), None),
+            Self::Range(from, to) => (Some(from), Some(to)),
+        };
+        one.into_iter().chain(other)
+    }
+
     /// True if the keys differ from caller to caller.
     #[must_use]
     pub fn has_variables(&self) -> bool {

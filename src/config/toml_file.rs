@@ -464,6 +464,7 @@ pub(super) struct TomlAudit {
     pub(super) max_size: Option<String>,
     pub(super) max_age: Option<String>,
     pub(super) keep: Option<u32>,
+    pub(super) keep_for: Option<String>,
     pub(super) stdout: Option<bool>,
     pub(super) syslog: Option<String>,
     #[serde(deserialize_with = "some_table")]

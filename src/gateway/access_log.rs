@@ -3,8 +3,8 @@
 //! Owns: the facts reported about a call, to metrics, access log and audit log. Must not know: the contents
 //! of the answer. Invariants: a record is written at most once, on drop, and never holds a value, a token or
 //! a password; it holds keys with `log.keys` only. A call abandoned by its client is reported as Canceled.
-//! Records of refused callers without a proved identity are limited by rate, so refusals cannot fill a disk;
-//! all calls are counted.
+//! Records of calls without effect are limited by rate, so that they cannot fill a disk; all calls are
+//! counted.
 
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -44,7 +44,7 @@ pub struct AccessLog {
     pub settings: Cell<AccessLogSettings>,
     /// Limits the records of callers without a proved identity, of calls that failed or never went upstream.
     pub limiter: Rc<RecordLimiter>,
-    /// Limits the records of refused calls of each peer.
+    /// Limits the records of calls without effect of each peer.
     pub refused: PeerRecordLimiter,
     /// Chooses the sampled calls.
     pub samples: SampleCounter,
@@ -77,7 +77,7 @@ pub struct RecordSinks {
     pub tracer: Option<CallTracer>,
     /// The audit log, if on.
     pub audit: Option<Arc<AuditLog>>,
-    /// Limits the audit records of callers without a proved identity.
+    /// Limits the audit records of calls without effect.
     pub audit_limiter: Rc<PeerRecordLimiter>,
 }
 
@@ -142,7 +142,7 @@ impl AccessRecord {
         self.sinks.audit.as_ref()
     }
 
-    /// The limiter of audit records of refused calls.
+    /// The limiter of audit records of calls without effect.
     #[must_use]
     pub fn audit_limiter(&self) -> &Rc<PeerRecordLimiter> {
         &self.sinks.audit_limiter
@@ -358,6 +358,14 @@ fn open<'m>(metrics: &'m Metrics, method: &Method) -> &'m Gauge {
     if is_unary(method) { &metrics.calls_open } else { &metrics.streams_open }
 }
 
+/// The ranges of a call for its access record: the first few of a call without effect.
+fn shown(mut ranges: AuditedRanges, code: Code, attempts: u32) -> String {
+    if call_audit::is_without_effect(code, attempts) {
+        ranges.shorten();
+    }
+    ranges.to_string()
+}
+
 fn is_unary(method: &Method) -> bool {
     method.stream == StreamingSides::Unary
 }
@@ -372,12 +380,13 @@ impl AccessRecord {
         let outcome = CallOutcome { is_error, took: timed.then_some(took) };
         let log = &self.sinks.log;
         let chosen_by = log.settings.get().choose(outcome, &log.samples)?;
-        // A call of an unproved caller that failed, or that never went upstream: repeating the call costs
-        // etcd nothing.
-        let never_sent = self.attempts.get() == 0;
+        let attempts = self.attempts.get();
         let may_log = match self.is_proved.get() {
-            false if code != Code::Ok || never_sent => log.limiter.may_log(),
-            true if code != Code::Ok && never_sent => log.refused.may_log(self.peer().as_deref()),
+            // A call of an unproved caller that never went upstream: repeating the call costs etcd nothing.
+            false if code != Code::Ok || attempts == 0 => log.limiter.may_log(),
+            true if call_audit::is_without_effect(code, attempts) => {
+                log.refused.may_log(self.peer().as_deref())
+            }
             _ => true,
         };
         may_log.then_some(chosen_by)
@@ -430,7 +439,7 @@ impl AccessRecord {
             sent = self.sent,
             reason = rare.reason.as_deref().map(cut_name),
             limit = self.limit.get().map(tracing::field::display),
-            keys = rare.ranges.map(|ranges| ranges.take().to_string()),
+            keys = rare.ranges.map(|ranges| shown(ranges.take(), code, self.attempts.get())),
             listener = &*self.origin.listener,
             remote = self.origin.remote_text.as_ref().map(tracing::field::display),
             user_agent = self.origin.user_agent(),

@@ -39,7 +39,7 @@ enum RecordRoom {
     /// Reserved until the call's end.
     Reserved(AuditPlace),
     /// Found at the begin of a call that may last for days, and not held.
-    BeyondLimit,
+    NotHeld,
 }
 
 /// The facts collected for the record of a call.
@@ -165,7 +165,7 @@ impl CallAudit {
     /// gives the room back: the number of such calls is limited elsewhere.
     pub(super) fn keep_place(&mut self, place: AuditPlace, method: &Method) {
         self.room = match method.lane {
-            Lane::Stream => RecordRoom::BeyondLimit,
+            Lane::Stream => RecordRoom::NotHeld,
             Lane::Unary | Lane::Bulk => RecordRoom::Reserved(place),
         };
     }
@@ -227,6 +227,23 @@ pub(super) struct CallFacts<'a> {
     pub(super) limit: Option<Exceeded>,
 }
 
+/// True if a call with this end has certainly changed nothing: it was never sent, or etcd refused it.
+pub(super) fn is_without_effect(code: Code, attempts: u32) -> bool {
+    let is_refused = matches!(
+        code,
+        Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists
+            | Code::PermissionDenied
+            | Code::ResourceExhausted
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+            | Code::Unimplemented
+            | Code::Unauthenticated
+    );
+    code != Code::Ok && (is_refused || attempts == 0)
+}
+
 impl CallFacts<'_> {
     /// True if the call was refused by Keyward for what the client is or sent, or was denied by a member.
     fn is_refusal(&self) -> bool {
@@ -243,9 +260,9 @@ impl CallFacts<'_> {
     }
 }
 
-/// Writes the record of a call at its end, if the call is audited. Records of failed calls without a proved
-/// identity and of refused calls pass the limiter, so that nobody fills a disk, or rotates records away, by
-/// calls that change nothing.
+/// Writes the record of a call at its end, if the call is audited. Records of calls without effect pass the
+/// limiter, so that nobody fills a disk, or rotates records away, by calls that change nothing; callers
+/// without a proved identity share one bucket, since they choose their names.
 pub(super) fn write(
     log: &AuditLog,
     limiter: &PeerRecordLimiter,
@@ -258,20 +275,20 @@ pub(super) fn write(
         _ if is_refusal && log.has(AuditEvent::Refusal) => AuditEvent::Refusal,
         _ => return,
     };
-    let is_strangers = !facts.is_proved && facts.code != Code::Ok && facts.attempts == 0;
-    let limited = if is_strangers { Some(None) } else { is_refusal.then_some(facts.peer) };
-    if limited.is_some_and(|peer| !limiter.may_log(peer)) {
-        return log.note_left_out();
+    let is_limited = is_without_effect(facts.code, facts.attempts);
+    let proved = facts.peer.filter(|_| facts.is_proved);
+    if is_limited && !limiter.may_log(proved) {
+        return log.note_left_out(proved);
     }
     let mut audit = audit;
-    if let Some(audit) = audit.as_mut().filter(|_| is_refusal) {
+    if let Some(audit) = audit.as_mut().filter(|_| is_limited) {
         audit.ranges.shorten();
     }
     let room = audit.as_mut().map(|audit| std::mem::replace(&mut audit.room, RecordRoom::Unreserved));
     let place = match room {
         Some(RecordRoom::Reserved(place)) => Some(place),
-        Some(RecordRoom::BeyondLimit) => log.room_beyond_limit(),
-        Some(RecordRoom::Unreserved) | None => None,
+        Some(RecordRoom::NotHeld) if !is_limited => log.room_in_debt(),
+        Some(RecordRoom::NotHeld | RecordRoom::Unreserved) | None => None,
     };
     let lease = audit.as_ref().and_then(|audit| audit.lease).map(lease_text);
     let member = facts.member.map(|member| member.to_string());
@@ -303,10 +320,12 @@ pub(super) fn write(
         limit: limit.as_deref(),
         user_agent: audit.as_ref().and_then(|audit| audit.user_agent.as_deref()),
     };
-    let share = if limited.is_some() { RoomShare::Refusals } else { RoomShare::Common };
-    match &audit {
-        Some(audit) => log.record(place, share, &record.with_ranges(&audit.ranges)),
-        None => log.record(place, share, &record),
+    let no_ranges = AuditedRanges::default();
+    let record = record.with_ranges(audit.as_ref().map_or(&no_ranges, |audit| &audit.ranges));
+    if is_limited {
+        log.record_without_effect(place, proved, &record);
+    } else {
+        log.record(place, RoomShare::Common, &record);
     }
 }
 
@@ -331,12 +350,15 @@ impl WatchStreamFacts {
             (false, true) => "refusal",
             (false, false) => return,
         };
-        let (ranges, _) = touched(self.method, message);
+        let (mut ranges, _) = touched(self.method, message);
         if ranges.is_empty() {
             return;
         }
         if is_refused && !self.limiter.may_log(Some(&self.peer)) {
-            return log.note_left_out();
+            return log.note_left_out(Some(&self.peer));
+        }
+        if is_refused {
+            ranges.shorten();
         }
         let record = CallAuditRecord {
             time: Timestamp::now(),
@@ -364,8 +386,12 @@ impl WatchStreamFacts {
             limit: None,
             user_agent: self.stream.user_agent.as_deref(),
         };
-        let share = if is_refused { RoomShare::Refusals } else { RoomShare::Common };
-        log.record(None, share, &record.with_ranges(&ranges));
+        let record = record.with_ranges(&ranges);
+        if is_refused {
+            log.record_without_effect(None, Some(&self.peer), &record);
+        } else {
+            log.record(None, RoomShare::Common, &record);
+        }
     }
 }
 

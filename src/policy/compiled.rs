@@ -107,7 +107,7 @@ impl Policy {
         let closed = Arc::new(IntervalSet::new(closed.collect()));
         let document = Arc::clone(&settings.document);
         let by_roles = Mutex::default();
-        let own_grants = OwnGrants::default();
+        let own_grants = OwnGrants::new(&document);
         Self { settings, document, number: 0, is_known: true, compiled_at: now, closed, by_roles, own_grants }
     }
 

@@ -17,6 +17,12 @@ use crate::rpc::touch::Action;
 
 /// Most keys made from one key with variables: claims may have several values each.
 const MOST_EXPANSIONS: usize = 256;
+/// Most intervals of one caller's grants with variables, over all actions: a policy with many such grants
+/// makes fewer keys from each.
+pub(super) const MOST_OWN_INTERVALS: usize = 32 * 1024;
+/// Bytes of a key with variables on average, at most, and of a single one.
+const USUAL_KEY: usize = 64;
+const LONGEST_KEY: usize = 4096;
 
 /// The texts about a caller that replace variables.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +64,8 @@ impl ActionGrants {
     /// Compiles the grants of `roles`, given as indexes in the document.
     #[must_use]
     pub(super) fn new(document: &PolicyDocument, roles: &[usize], part: GrantPart<'_>) -> Self {
-        let mut compiling = CompilingGrants { part, ..CompilingGrants::default() };
+        let most_keys = most_keys_of_each(document, roles);
+        let mut compiling = CompilingGrants { part, most_keys, ..CompilingGrants::default() };
         for &role in roles {
             let Some(found) = document.roles.get(role) else { continue };
             for (grant, row) in found.allow.iter().enumerate() {
@@ -71,10 +78,10 @@ impl ActionGrants {
         compiling.finish()
     }
 
-    /// The number of runs of keys.
+    /// The bytes of the sets of keys, about.
     #[must_use]
-    pub(super) fn runs(&self) -> usize {
-        self.on_keys.iter().map(|keys| keys.allow.len() + keys.deny.len()).sum()
+    pub(super) fn bytes(&self) -> usize {
+        self.on_keys.iter().map(|keys| keys.allow.bytes() + keys.deny.bytes()).sum()
     }
 
     /// True if some role has a grant for [`GrantPart::Own`].
@@ -122,8 +129,19 @@ fn grant_id(role: usize, grant: usize) -> GrantId {
     GrantId { role: short(role), grant: short(grant) }
 }
 
+/// Most keys made from each key with variables of these roles.
+fn most_keys_of_each(document: &PolicyDocument, roles: &[usize]) -> usize {
+    let roles = roles.iter().filter_map(|role| document.roles.get(*role));
+    let grants = roles.flat_map(|role| role.allow.iter().chain(&role.deny));
+    let own = grants.filter(|grant| grant.keys.as_ref().is_some_and(GrantKeys::has_variables));
+    let sets: usize =
+        own.map(|grant| grant.actions.iter().filter(|action| action.is_on_keys()).count()).sum();
+    (MOST_OWN_INTERVALS / sets.max(1)).clamp(1, MOST_EXPANSIONS)
+}
+
 struct CompilingGrants<'a> {
     part: GrantPart<'a>,
+    most_keys: usize,
     allow: [Vec<KeyInterval>; Action::ON_KEYS],
     deny: [Vec<KeyInterval>; Action::ON_KEYS],
     on_cluster: [Option<GrantId>; Action::ALL.len()],
@@ -134,6 +152,7 @@ impl Default for CompilingGrants<'_> {
     fn default() -> Self {
         Self {
             part: GrantPart::Shared,
+            most_keys: MOST_EXPANSIONS,
             allow: Default::default(),
             deny: Default::default(),
             on_cluster: Default::default(),
@@ -168,8 +187,8 @@ impl CompilingGrants<'_> {
     fn keys_of(&self, grant: &PolicyGrant) -> Option<Option<Vec<KeyBounds>>> {
         let keys = grant.keys.as_ref()?;
         match self.part {
-            GrantPart::Shared if !keys.has_variables() => Some(bounds(keys, None)),
-            GrantPart::Own(texts) if keys.has_variables() => Some(bounds(keys, Some(texts))),
+            GrantPart::Shared if !keys.has_variables() => Some(bounds(keys, None, self.most_keys)),
+            GrantPart::Own(texts) if keys.has_variables() => Some(bounds(keys, Some(texts), self.most_keys)),
             GrantPart::Shared | GrantPart::Own(_) => None,
         }
     }
@@ -210,7 +229,7 @@ fn set(to: &mut [Option<GrantId>; Action::ALL.len()], actions: ActionSet, grant:
 type KeyBounds = (Vec<u8>, Option<Vec<u8>>);
 
 /// Returns the intervals of `keys`; `None` if a variable has no usable text.
-fn bounds(keys: &GrantKeys, texts: Option<VariableTexts<'_>>) -> Option<Vec<KeyBounds>> {
+fn bounds(keys: &GrantKeys, texts: Option<VariableTexts<'_>>, most: usize) -> Option<Vec<KeyBounds>> {
     Some(match keys {
         GrantKeys::Everything => vec![(Vec::new(), None)],
         GrantKeys::Key(key) => {
@@ -218,14 +237,14 @@ fn bounds(keys: &GrantKeys, texts: Option<VariableTexts<'_>>) -> Option<Vec<KeyB
                 let end = [&key[..], &[0]].concat();
                 (key, Some(end))
             };
-            expand(key, texts)?.into_iter().map(after).collect()
+            expand_up_to(key, texts, most)?.into_iter().map(after).collect()
         }
         GrantKeys::Prefix(prefix) => {
             let below = |prefix: Vec<u8>| {
                 let end = end_of_prefix(&prefix);
                 (prefix, end)
             };
-            expand(prefix, texts)?.into_iter().map(below).collect()
+            expand_up_to(prefix, texts, most)?.into_iter().map(below).collect()
         }
         // The ends of a range belong together: a text with several values would pair them at will.
         GrantKeys::Range(from, to) => match (&expand(from, texts)?[..], &expand(to, texts)?[..]) {
@@ -237,13 +256,23 @@ fn bounds(keys: &GrantKeys, texts: Option<VariableTexts<'_>>) -> Option<Vec<KeyB
 
 /// Returns the keys of a template; `None` if a variable has no usable text.
 pub(super) fn expand(key: &KeyTemplate, texts: Option<VariableTexts<'_>>) -> Option<Vec<Vec<u8>>> {
+    expand_up_to(key, texts, MOST_EXPANSIONS)
+}
+
+/// Returns up to `most` keys of a template; `None` if there are more, or a variable has no usable text.
+fn expand_up_to(key: &KeyTemplate, texts: Option<VariableTexts<'_>>, most: usize) -> Option<Vec<Vec<u8>>> {
     let mut keys = vec![Vec::new()];
     for part in key.parts() {
         match part {
             TemplatePart::Bytes(bytes) => keys.iter_mut().for_each(|key| key.extend_from_slice(bytes)),
             TemplatePart::Variable(variable) => {
                 let values = values(variable, texts?);
-                if values.is_empty() || values.len() * keys.len() > MOST_EXPANSIONS {
+                let bytes = |texts: &mut dyn Iterator<Item = usize>| texts.sum::<usize>();
+                let longer = values.len() * bytes(&mut keys.iter().map(Vec::len))
+                    + keys.len() * bytes(&mut values.iter().map(|value| value.len()));
+                let is_too_much =
+                    values.len() * keys.len() > most || longer > (most * USUAL_KEY).max(LONGEST_KEY);
+                if values.is_empty() || is_too_much {
                     return None;
                 }
                 let with = |key: &Vec<u8>| {
@@ -258,7 +287,7 @@ pub(super) fn expand(key: &KeyTemplate, texts: Option<VariableTexts<'_>>) -> Opt
 }
 
 /// Returns the texts of a variable; none if any of them could reach other keys.
-fn values<'a>(variable: &KeyVariable, texts: VariableTexts<'a>) -> Vec<&'a str> {
+pub(super) fn values<'a>(variable: &KeyVariable, texts: VariableTexts<'a>) -> Vec<&'a str> {
     let values: Vec<&str> = match variable {
         KeyVariable::User => texts.peer.own_name().into_iter().collect(),
         KeyVariable::EtcdUser => texts.etcd_user.into_iter().collect(),

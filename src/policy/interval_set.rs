@@ -80,10 +80,14 @@ impl IntervalSet {
         Self { intervals, shared_prefix, start_digits, run_ends }
     }
 
-    /// The number of runs of keys.
+    /// The bytes of the set, about.
     #[must_use]
-    pub(super) fn len(&self) -> usize {
-        self.intervals.len()
+    pub(super) fn bytes(&self) -> usize {
+        let beside = size_of::<KeyInterval>() + size_of::<u64>() + size_of::<u32>();
+        let keys = |interval: &KeyInterval| {
+            interval.start.len() + interval.end.as_ref().map_or(0, |end| end.len()) + beside
+        };
+        self.intervals.iter().map(keys).sum()
     }
 
     /// True without any key.

@@ -12,7 +12,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::telemetry::single_label::{SingleLabel, one};
 
 /// Metrics of the audit log.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct AuditMetrics {
     /// Records written.
     pub written: Counter,
@@ -22,16 +22,25 @@ pub struct AuditMetrics {
     pub written_at: Gauge<f64, AtomicU64>,
     /// Calls refused because their record found no room.
     pub refused: Counter,
+    /// 1 while records are going to be removed before their time.
+    pub kept_too_short: Gauge,
+    /// Files removed before their time.
+    pub removed_early: Counter,
+    /// Records left out, of this log and of the access log.
+    pub left_out: Counter,
     lost: Family<SingleLabel, Counter>,
 }
 
 impl AuditMetrics {
-    pub(super) fn registered(registry: &mut Registry) -> Self {
+    pub(super) fn registered(registry: &mut Registry, left_out: Counter) -> Self {
         let figures = Self {
             written: Counter::default(),
             waiting: Gauge::default(),
             written_at: Gauge::default(),
             refused: Counter::default(),
+            kept_too_short: Gauge::default(),
+            removed_early: Counter::default(),
+            left_out,
             lost: Family::default(),
         };
         registry.register("audit_records", "Audit records written", figures.written.clone());
@@ -41,6 +50,10 @@ impl AuditMetrics {
         registry.register_with_unit("audit_written_at", help, Unit::Seconds, figures.written_at.clone());
         let help = "Calls refused since their audit record had no room";
         registry.register("audit_calls_refused", help, figures.refused.clone());
+        let help = "1 while audit records are removed before audit.keep_for at the present rate";
+        registry.register("audit_kept_too_short", help, figures.kept_too_short.clone());
+        let help = "Audit files removed with records younger than audit.keep_for";
+        registry.register("audit_files_removed_early", help, figures.removed_early.clone());
         let help = "Audit records lost, by sink";
         registry.register("audit_lost", help, figures.lost.clone());
         // From 0 on: the first lost record is an increase.

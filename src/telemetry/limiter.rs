@@ -1,4 +1,4 @@
-//! Rate limits for records caused by callers without a proved identity, and by refused calls.
+//! Rate limits for records caused by callers without a proved identity, and by calls without effect.
 //!
 //! Owns: the rates. Must not know: a record's contents. Invariant: every suppressed record is counted, and
 //! the count appears in the log (`report_left_out`).
@@ -14,8 +14,7 @@ use tokio::time::{Instant, interval};
 const BURST: u32 = 100;
 /// The time to earn a record: 20 records a second.
 const REFILL: Duration = Duration::from_millis(50);
-/// The time for a peer to earn an audit record of a refused call: two a second, so that nobody's refusals
-/// push the records of others out of the kept files within hours.
+/// The time for a peer to earn an audit record of a call without effect: two a second.
 const AUDIT_REFILL: Duration = Duration::from_millis(500);
 /// Peers with a bucket of their own, in each thread.
 const MOST_PEERS: usize = 1024;
@@ -31,11 +30,11 @@ pub struct RecordLimiter {
     left_out: Counter,
 }
 
-/// Token buckets by peer for records of refused calls, for a single thread.
+/// Token buckets by peer for records of calls without effect, for a single thread.
 #[derive(Debug)]
 pub struct PeerRecordLimiter {
     peers: RefCell<HashMap<Box<str>, RecordLimiter>>,
-    /// For callers without a proved identity, and for peers beyond [`MOST_PEERS`] that were refused lately.
+    /// For callers without a proved identity, and for peers beyond [`MOST_PEERS`] seen lately.
     others: RecordLimiter,
     refill: Duration,
 }
@@ -133,7 +132,7 @@ pub async fn report_left_out(left_out: Counter) {
             let records = total - std::mem::replace(&mut told, total);
             tracing::warn!(
                 records,
-                "log records of callers that proved no identity were left out: there were too many"
+                "records of calls without effect were left out: some callers had too many"
             );
         }
     }

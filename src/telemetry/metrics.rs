@@ -183,7 +183,7 @@ pub struct Metrics {
     pub not_canonical: Counter,
     /// Panics in request handlers.
     pub panics: Counter,
-    /// Suppressed log records of callers without a proved identity.
+    /// Suppressed records of calls without effect, and of callers without a proved identity.
     pub log_records_left_out: Counter,
     /// Requests without gRPC, by kind of path and HTTP status.
     pub rest_requests: Family<RestLabels, Counter>,
@@ -249,7 +249,7 @@ impl Metrics {
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let cluster_changes = counter("cluster_changes", "Times that another cluster was followed");
         let panics = counter("panics", "Handlers that panicked");
-        let help = "Log records of callers that proved no identity, left out";
+        let help = "Records of the access log and the audit log left out, of calls without effect";
         let log_records_left_out = counter("log_records_left_out", help);
         let help = "Connections with a user's certificate over the limit";
         let certificate_connections_refused = counter("upstream_certificate_connections_refused", help);
@@ -291,7 +291,7 @@ impl Metrics {
             policy: PolicyMetrics::registered(&mut registry),
             policy_store: PolicyStoreMetrics::registered(&mut registry),
             request_memory: RequestMemoryMetrics::registered(&mut registry),
-            audit: AuditMetrics::registered(&mut registry),
+            audit: AuditMetrics::registered(&mut registry, log_records_left_out.clone()),
             export: ExportMetrics::registered(&mut registry),
             odd_authority: OddAuthority::registered(&mut registry),
             rows: rows.collect(),

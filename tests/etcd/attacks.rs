@@ -38,6 +38,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MIB: usize = 1024 * 1024;
 /// What an attack may make Keyward hold beside what it holds without one: the sum of the configured budgets.
 const MOST_HELD: usize = 400 * MIB;
+/// Bytes that an attack may add to the audit log: none of them changes anything.
+const MOST_LOGGED: usize = 4 * MIB;
 /// Counters of Keyward that say which defence acted. Shown where an attack moved them.
 const DEFENCES: [&str; 4] = ["refused", "limit", "ended", "reset"];
 
@@ -58,6 +60,7 @@ struct Row {
     before: usize,
     peak: usize,
     after: usize,
+    logged: usize,
     told: String,
 }
 
@@ -85,7 +88,8 @@ impl Target {
 
     async fn keyward(cluster: &Cluster, program: PathBuf, name: &'static str) -> Target {
         let site = Site::new();
-        let config = site.in_front_of(cluster) + "admin.socket = \"admin.sock\"\n";
+        let config =
+            site.in_front_of(cluster) + "admin.socket = \"admin.sock\"\naudit.file = \"audit.log\"\n";
         let keyward = Keyward::start_build(&program, site, &config).await;
         keyward.ready().await;
         Target::Keyward { keyward: Box::new(keyward), name }
@@ -153,6 +157,13 @@ impl Target {
         checks.collect()
     }
 
+    /// Bytes of the audit log.
+    fn logged(&self) -> usize {
+        let Target::Keyward { keyward, .. } = self else { return 0 };
+        let audit = fs::metadata(keyward.site().file("audit.log")).map_or(0, |file| file.len());
+        usize::try_from(audit).expect("it fits")
+    }
+
     /// How many lines of its log are warnings or errors.
     fn warnings(&self) -> usize {
         let Target::Keyward { keyward, .. } = self else { return 0 };
@@ -169,7 +180,7 @@ async fn attacked(target: &Target, members: usize, attack: Attack, during: Durat
         _ => Connecting::Once,
     };
     let (counters, findings) = (target.counters().await, target.findings().await);
-    let warnings = target.warnings();
+    let (warnings, logged_before) = (target.warnings(), target.logged());
     target.forget_peak();
     let before = target.memory("VmRSS");
     let running = attack.start(target.address(), alice.token());
@@ -187,15 +198,19 @@ async fn attacked(target: &Target, members: usize, attack: Attack, during: Durat
             told.push(format!("{} {moved}", name.trim_start_matches("keyward_")));
         }
     }
-    let logged = target.warnings() - warnings;
-    if logged > 0 {
-        told.push(format!("{logged} warnings logged"));
+    let warned = target.warnings() - warnings;
+    if warned > 0 {
+        told.push(format!("{warned} warnings logged"));
+    }
+    let logged = target.logged() - logged_before;
+    if logged > MIB / 16 {
+        told.push(format!("{} KiB of audit", logged / 1024));
     }
     if !found.is_empty() {
         told.push(format!("doctor: {}", found.join(" ")));
     }
     let (attack, target) = (attack.name(), target.name());
-    Row { attack, members, target, made, record, before, peak, after: 0, told: told.join(", ") }
+    Row { attack, members, target, made, record, before, peak, after: 0, logged, told: told.join(", ") }
 }
 
 impl Row {
@@ -275,6 +290,7 @@ fn attacks() -> Vec<(usize, Attack)> {
         (1, Attack::EmptyFragments),
         (1, Attack::WebSocketPings),
         (1, Attack::UnfinishedMessages { connections: 40 }),
+        (1, Attack::RefusedTxns),
         (1, Attack::ResetRanges),
         (1, Attack::ResetUnauthenticated),
         (1, Attack::ResetWatches),
@@ -363,5 +379,6 @@ async fn others_go_on_beside_a_hostile_client() {
         assert!(!row.record.latencies.is_empty(), "{row}");
         assert_eq!((row.record.timed_out, row.record.failed), (0, 0), "{row}");
         assert!(row.peak.saturating_sub(row.before) < MOST_HELD, "{row}");
+        assert!(row.logged < MOST_LOGGED, "{row}: {} bytes", row.logged);
     }
 }

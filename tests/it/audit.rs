@@ -9,6 +9,7 @@ use keyward::admin::socket::{self, AdminAnswer, AdminCommand};
 use keyward::audit::verify::ChainCheck;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{AuthenticateRequest, DeleteRangeRequest, PutRequest};
+use keyward::pb::v3lockpb::{LockRequest, LockResponse};
 use keyward::refusal::{Code, Refusal};
 use keyward::tasks::Tasks;
 use prost::Message as _;
@@ -18,10 +19,12 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
 use crate::client::Client;
+use crate::log_records::Log;
 use crate::member::Member;
 use crate::rig::{Keyward, log_in, paused, real};
 use crate::words::{PUT, RANGE, WATCH, create_of, created, put, range, ranged, was_put, watch};
 
+const LOCK: &str = "/v3lockpb.Lock/Lock";
 const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
 const ALL: &str = "events = ['changes', 'reads', 'watches', 'logins', 'refusals', 'admin']\n";
 /// A word of every secret in these tests.
@@ -313,8 +316,52 @@ fn the_refused_calls_of_a_peer_leave_a_bounded_number_of_records_and_the_rest_is
         let (all, _) = audited.ended().await;
         let refusals = all.iter().filter(|record| record["event"] == "refusal").count();
         assert_eq!(refusals, 100);
-        let left_out = all.iter().filter(|record| record["event"] == "left_out");
-        assert_eq!(left_out.filter_map(|record| record["count"].as_u64()).sum::<u64>(), 200);
+        assert_eq!(left_out_of(&all, "password:alice"), (200, 200));
+        assert_all_valid(&all);
+    });
+}
+
+/// How many records are told as left out: in all, and of the peer.
+fn left_out_of(all: &[Value], peer: &str) -> (u64, u64) {
+    let left_out = || all.iter().filter(|record| record["event"] == "left_out");
+    let of = |row: &&Value| row["peer"] == peer;
+    let rows = left_out().filter_map(|record| record["peers"].as_array()).flatten();
+    let counts = rows.filter(of).filter_map(|row| row["count"].as_u64());
+    (left_out().filter_map(|record| record["count"].as_u64()).sum(), counts.sum())
+}
+
+/// A call that etcd fails changes nothing either: its records are as few and as short as those of refused ones.
+#[test]
+fn the_calls_that_etcd_fails_for_a_peer_leave_a_bounded_number_of_short_records() {
+    paused(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("audit.log");
+        let lines = "events = ['changes']\n[log]\nkeys = true\n";
+        let audited = Audited::writing(folder, &file, AuthSetting::On, lines);
+        let log = Log::default();
+        let _listening = log.listen();
+        let client = audited.keyward.logged_in("alice").await;
+        let key = "k".repeat(40_000);
+        for (code, text) in [
+            (Code::NotFound, "etcdserver: requested lease not found"),
+            (Code::PermissionDenied, "etcdserver: permission denied"),
+        ] {
+            for _ in 0..150 {
+                let script = async { audited.member.called(PUT).await.refuse(code, text) };
+                assert_eq!(tokio::join!(client.call(PUT, put_of(&key)), script).0.end.code(), Some(code));
+            }
+        }
+        // Nobody knows what became of this one.
+        let script = async { audited.member.called(PUT).await.refuse(Code::Unknown, "odd") };
+        tokio::join!(client.call(PUT, put_of("/unknown")), script);
+        assert_eq!(log.lines_with("etcdserver: requested lease not found"), 100);
+        assert_eq!(log.lines_with("etcdserver: permission denied"), 0);
+        drop(client);
+        let (all, _) = audited.ended().await;
+        let changes: Vec<_> = all.iter().filter(|record| record["event"] == "change").collect();
+        assert_eq!(changes.len(), 101);
+        assert_eq!(changes[100]["code"], "Unknown");
+        assert_eq!(left_out_of(&all, "password:alice"), (200, 200));
         assert_all_valid(&all);
     });
 }
@@ -391,6 +438,8 @@ fn the_schema_takes_records_of_losses_and_rotations_and_no_other_fields() {
             "\"event\":\"lost\",\"count\":3",
             "\"event\":\"lost\",\"count\":3,\"sink\":\"syslog\"",
             "\"event\":\"left_out\",\"count\":3",
+            "\"event\":\"left_out\",\"count\":3,\"peers\":[{\"peer\":\"password:a\",\"count\":2}]",
+            "\"event\":\"removed\",\"removed_file\":\"audit.log.00000000000000000001\"",
             &head,
         ]
         .map(line),
@@ -438,6 +487,33 @@ fn with_a_full_disk_no_change_is_made_and_reads_go_on() {
         assert!(audited.keyward.metrics.audit.refused.get() > 0);
         let script = async { audited.member.called(RANGE).await.reply(&ranged(1)).await };
         tokio::join!(client.call(RANGE, range("k")), script).0.message();
+    });
+}
+
+/// A Lock holds no room while it waits: what it owes at its end is paid before others are served.
+#[test]
+fn with_a_full_disk_locks_do_not_fill_memory() {
+    real(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let lines = "queue = '64KiB'\n";
+        let audited = Audited::writing(folder, Path::new("/dev/full"), AuthSetting::Off, lines);
+        let client = audited.keyward.client().await;
+        let mut made = 0;
+        let request = LockRequest { name: "/name".into(), lease: 7 }.encode_to_vec();
+        let refused = loop {
+            let mut outcome = std::pin::pin!(client.call(LOCK, request.clone()));
+            tokio::select! {
+                call = audited.member.call() => {
+                    call.reply(&LockResponse { key: "/name/7".into(), header: None }.encode_to_vec()).await;
+                    assert_eq!(outcome.await.end.code(), Some(Code::Ok));
+                    made += 1;
+                }
+                refused = &mut outcome => break refused.end,
+            }
+            assert!(made < 200, "the queue has an end");
+        };
+        assert_eq!(refused.told(), (Code::Unavailable, Refusal::AUDIT_UNWRITABLE.message()));
+        assert!((36..=45).contains(&made), "{made} locks had room in the queue");
     });
 }
 

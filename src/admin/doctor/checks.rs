@@ -5,6 +5,7 @@
 //! in a fix exists in etcdctl, etcdutl or keyward.
 
 mod alarms;
+mod audit_retention;
 mod certificates;
 mod endpoints;
 mod exposure;
@@ -23,6 +24,7 @@ use std::time::{Duration, SystemTime};
 use rustls::pki_types::CertificateDer;
 
 use super::{DoctorReport, Finding, Severity};
+use crate::audit::retention::RetentionReport;
 use crate::config::reload_request::ReloadState;
 use crate::config::{Config, KeySource, RevocationPersistence, Scheme};
 use crate::credentials::RootHolders;
@@ -82,6 +84,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) constant_limits: &'a [Exceeded],
     /// The certificate last shown by each member, by `host:port`.
     pub(super) shown: &'a [(String, CertificateDer<'static>)],
+    /// How long audit records are kept, if that is to be watched.
+    pub(super) audit_retention: Option<RetentionReport>,
 }
 
 impl DoctorInputs<'_> {
@@ -98,6 +102,7 @@ impl DoctorInputs<'_> {
         rule_reach::check(self.unreachable, &mut findings);
         self.limits(&mut findings);
         self.memory_budgets(&mut findings);
+        audit_retention::check(self.audit_retention, &mut findings);
         reloads::check(self.reload, &mut findings);
         findings.into_report()
     }

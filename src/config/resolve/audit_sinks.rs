@@ -37,6 +37,11 @@ impl Resolver<'_> {
             self.findings.fault("audit.max_age", "must be 0s or at least 1m");
         }
         let keep = self.count("audit.keep", audit.keep, 30, 0..=100_000);
+        let keep_for = self.duration("audit.keep_for", audit.keep_for, DAY, Duration::ZERO..=YEAR);
+        let files = u32::try_from(keep).unwrap_or(u32::MAX).saturating_add(1);
+        if keep > 0 && !max_age.is_zero() && max_age.saturating_mul(files) < keep_for {
+            self.findings.warn("audit.keep_for", "is longer than audit.keep files of audit.max_age last");
+        }
         let queue = self.size("audit.queue", audit.queue, 16 * MIB, 64 * KIB..=GIB);
         let syslog = audit.syslog.and_then(|text| self.syslog_address(&text));
         let otlp = audit.otlp.and_then(|row| self.otlp(row));
@@ -61,6 +66,7 @@ impl Resolver<'_> {
             max_size: max_size as u64,
             max_age: Some(max_age).filter(|age| !age.is_zero()),
             keep,
+            keep_for: Some(keep_for).filter(|time| keep > 0 && !time.is_zero()),
         });
         let on_full = match audit.on_full {
             Some(TomlOnFull::Drop) => OnFull::Drop,

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use keyward::pb::etcdserverpb::{
-    RangeRequest, WatchCreateRequest, WatchRequest, watch_request::RequestUnion,
+    Compare, RangeRequest, TxnRequest, WatchCreateRequest, WatchRequest, watch_request::RequestUnion,
 };
 use prost::Message as _;
 
@@ -18,6 +18,7 @@ use super::connection::{Block, Connection, Reading};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
+const TXN: &str = "/etcdserverpb.KV/Txn";
 /// A call that anybody may make.
 const LOGIN: &str = "/v3/auth/authenticate";
 /// First bytes of frames of WebSocket.
@@ -55,6 +56,8 @@ pub(crate) enum Attack {
     UnfinishedMessages { connections: usize },
     /// HEADERS, DATA, RST_STREAM of a Range, by a user who is logged in.
     ResetRanges,
+    /// Txns that compare long keys which the user may not read: each is refused, and would have a long record.
+    RefusedTxns,
     /// HEADERS and RST_STREAM without a token.
     ResetUnauthenticated,
     /// A new Watch stream with one create, then RST_STREAM.
@@ -93,6 +96,7 @@ impl Attack {
             Attack::WebSocketPings => "WebSocket Pings x 2".into(),
             Attack::UnfinishedMessages { connections } => format!("{connections} unfinished messages"),
             Attack::ResetRanges => "reset Ranges x 2".into(),
+            Attack::RefusedTxns => "refused Txns x 2".into(),
             Attack::ResetUnauthenticated => "reset without login x 2".into(),
             Attack::ResetWatches => "reset Watches x 2".into(),
             Attack::HeaderBomb => "header bomb x 2".into(),
@@ -222,6 +226,13 @@ impl Attacker {
                     let stream = connection.headers(block.bytes(), false);
                     connection.message(stream, &message, true);
                     connection.reset(stream);
+                })
+            }
+            Attack::RefusedTxns => {
+                let (block, message) = (self.block(TXN), refused_txn());
+                self.flood(|connection| {
+                    let stream = connection.headers(block.bytes(), false);
+                    connection.message(stream, &message, true);
                 })
             }
             Attack::ResetUnauthenticated => {
@@ -375,6 +386,13 @@ fn json_range(key: &str) -> String {
 fn range(key: &str, range_end: &str) -> Vec<u8> {
     let (key, range_end) = (key.to_owned().into(), range_end.to_owned().into());
     RangeRequest { key, range_end, ..RangeRequest::default() }.encode_to_vec()
+}
+
+/// 17 compares of keys of 1 KiB outside of the user's rights, of bytes that are long in JSON.
+fn refused_txn() -> Vec<u8> {
+    let key = [&b"/x"[..], &[1; 1022]].concat();
+    let compare = vec![Compare { key: key.into(), ..Default::default() }; 17];
+    TxnRequest { compare, ..Default::default() }.encode_to_vec()
 }
 
 fn watch(key: &str) -> Vec<u8> {

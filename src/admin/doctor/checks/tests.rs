@@ -37,6 +37,7 @@ struct Scene {
     constant_limits: Vec<Exceeded>,
     memory_limit: Option<u64>,
     shown: Vec<(String, CertificateDer<'static>)>,
+    audit_retention: Option<RetentionReport>,
 }
 
 fn member(id: u64) -> Member {
@@ -101,6 +102,7 @@ impl Scene {
             constant_limits: Vec::new(),
             memory_limit: None,
             shown: Vec::new(),
+            audit_retention: None,
         }
     }
 
@@ -159,6 +161,7 @@ impl Scene {
             connections: &self.connections,
             constant_limits: &self.constant_limits,
             shown: &self.shown,
+            audit_retention: self.audit_retention,
         }
         .report()
     }
@@ -602,6 +605,19 @@ fn certificates_that_are_weak_or_refused() {
     assert!(any.to_string().contains("note [certificate_weak] listener a: tls.cert"), "{any}");
     let authority = of(&|params| params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained));
     assert!(authority.report().to_string().contains("(CA:TRUE)"));
+}
+
+#[test]
+fn audit_records_that_are_not_kept_for_their_time() {
+    let day = Duration::from_secs(24 * 3600);
+    let of = |short, removed_early| {
+        let report = RetentionReport { keep_for: day, short, removed_early };
+        Scene::new().with(|scene| scene.audit_retention = Some(report))
+    };
+    of(None, 0).finds(&[]);
+    let said = of(Some(day / 4), 0).finds(&[(Warning, "audit_retention")]);
+    assert!(said.contains("after 6 h") && said.contains("kept for 24 h"), "{said}");
+    of(Some(day / 4), 2).finds(&[(Error, "audit_retention")]);
 }
 
 #[test]
