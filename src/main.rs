@@ -244,7 +244,8 @@ enum PolicyArguments {
 
 #[derive(Subcommand)]
 enum AuditCommand {
-    /// Checks that no line was changed, removed, added or moved. Exit code 1 for a bad file.
+    /// Checks that no line was changed, removed, added or moved, in the chain of each replica. Exit code 1
+    /// for a bad file.
     Verify {
         /// The files, in any order.
         #[arg(required = true, value_name = "FILE")]
@@ -373,7 +374,10 @@ fn audit(command: AuditCommand) -> ExitCode {
     match command {
         AuditCommand::Verify { files, public_key } => {
             match audit_files::verify(&files, public_key.as_deref()) {
-                Ok(report) => finish(write!(io::stdout(), "{report}"), ExitCode::SUCCESS),
+                Ok(verified) if verified.is_whole() => {
+                    finish(write!(io::stdout(), "{verified}"), ExitCode::SUCCESS)
+                }
+                Ok(verified) => finish(write!(io::stderr(), "{verified}"), ExitCode::FAILURE),
                 Err(error) => fail(&error.to_string(), ExitCode::FAILURE),
             }
         }

@@ -1,6 +1,9 @@
 //! What an operator sees of `keyward` on the command line: answers, faults, exit codes, and never a secret.
 
 #[cfg(test)]
+#[path = "cli/audit_replicas.rs"]
+mod audit_replicas;
+#[cfg(test)]
 #[path = "cli/first_minutes.rs"]
 mod first_minutes;
 

@@ -1,11 +1,15 @@
 //! `keyward audit verify` and `keyward audit search`: reads the files of an audit log.
 //!
-//! Owns: opening the files, and their order. Must not know: the checks, the conditions of a search.
-//! Invariant: files are read in the order of their records, whatever the order of the arguments.
+//! Owns: opening the files, their replicas and their order. Must not know: the checks, the conditions of a
+//! search. Invariants: the files of a replica are read in the order of their records, whatever the order of
+//! the arguments; the files of each replica are checked as a chain of their own.
 
+use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Read as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
 
 use crate::audit::chain::ChainedLine;
 use crate::audit::head_signature::{BadPublicKey, HeadPublicKey};
@@ -52,24 +56,161 @@ pub enum AuditFilesError {
     Whole(ChainFault),
 }
 
-/// Checks the files as one chain.
+/// The result of a check: each replica's chain.
+#[derive(Debug)]
+pub struct VerifiedFiles {
+    /// The replicas, by name.
+    pub replicas: Vec<VerifiedReplica>,
+}
+
+/// The result of the check of one replica's chain.
+#[derive(Debug)]
+pub struct VerifiedReplica {
+    /// The name of the replica in the last file; `None` for a file without a readable record.
+    pub replica: Option<String>,
+    /// The files, in the order of their records.
+    pub files: Vec<PathBuf>,
+    /// The report, or the first fault with the file and the line.
+    pub outcome: Result<ChainReport, AuditFilesError>,
+}
+
+impl VerifiedFiles {
+    /// True if no chain has a fault.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.replicas.iter().all(|replica| replica.outcome.is_ok())
+    }
+}
+
+impl fmt::Display for VerifiedFiles {
+    /// The report of the one replica; or for each of several replicas its name, its files and its report.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let write = |f: &mut fmt::Formatter<'_>,
+                     indent: &str,
+                     outcome: &Result<ChainReport, AuditFilesError>| match outcome {
+            Ok(report) => report.to_string().lines().try_for_each(|line| writeln!(f, "{indent}{line}")),
+            Err(fault) => writeln!(f, "{indent}{fault}"),
+        };
+        if let [only] = &self.replicas[..] {
+            return write(f, "", &only.outcome);
+        }
+        writeln!(f, "the files belong to {} replicas, each with a chain of its own", self.replicas.len())?;
+        for VerifiedReplica { replica, files, outcome } in &self.replicas {
+            match replica {
+                Some(name) => write!(f, "replica {name:?}:")?,
+                None => write!(f, "of no replica:")?,
+            }
+            files.iter().try_for_each(|file| write!(f, " {}", file.display()))?;
+            writeln!(f)?;
+            write(f, "  ", outcome)?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks the files of each replica as one chain.
 ///
 /// # Errors
-/// The first fault, with the file and the line.
-pub fn verify(files: &[PathBuf], public_key: Option<&Path>) -> Result<ChainReport, AuditFilesError> {
+/// A file or the public key cannot be read. The fault of a chain is in the result.
+pub fn verify(files: &[PathBuf], public_key: Option<&Path>) -> Result<VerifiedFiles, AuditFilesError> {
     let key = public_key.map(|path| {
         HeadPublicKey::read(path).map_err(|source| AuditFilesError::Key { path: path.to_owned(), source })
     });
     let key = key.transpose()?;
-    let mut check = ChainCheck::new(key.as_ref());
-    for path in in_order(files)? {
-        let file = open(&path)?;
+    let files = files.iter().map(|path| AuditFileEnds::read(path)).collect::<Result<Vec<_>, _>>()?;
+    let mut replicas = Vec::new();
+    for mut files in by_replica(files) {
+        files.sort_by(|one, other| one.place().cmp(&other.place()));
+        let replica = files.iter().rev().find_map(|file| file.replicas().last().cloned());
+        let files: Vec<_> = files.into_iter().map(|file| file.path).collect();
+        let outcome = verify_chain(&files, key.as_ref());
+        replicas.push(VerifiedReplica { replica, files, outcome });
+    }
+    replicas.sort_by(|one, other| one.replica.cmp(&other.replica));
+    Ok(VerifiedFiles { replicas })
+}
+
+/// Checks the files, in the order of their records, as one chain.
+fn verify_chain(files: &[PathBuf], key: Option<&HeadPublicKey>) -> Result<ChainReport, AuditFilesError> {
+    let mut check = ChainCheck::new(key);
+    for path in files {
+        let file = open(path)?;
         let mut line = 0;
         if let Err(fault) = check.file(file, &mut line) {
-            return Err(AuditFilesError::Line { path, line, fault });
+            return Err(AuditFilesError::Line { path: path.clone(), line, fault });
         }
     }
     check.finish().map_err(AuditFilesError::Whole)
+}
+
+/// The place of a line in a chain, as the line claims: a line with a fault has its place in the report too.
+#[derive(Debug, Deserialize)]
+struct ClaimedPlace {
+    seq: u64,
+    replica: String,
+    prev: String,
+    hash: String,
+}
+
+/// The ends of a file: `None` for a line that cannot be read.
+struct AuditFileEnds {
+    path: PathBuf,
+    first: Option<ClaimedPlace>,
+    last: Option<ClaimedPlace>,
+}
+
+impl AuditFileEnds {
+    fn read(path: &Path) -> Result<Self, AuditFilesError> {
+        let unreadable = |source| AuditFilesError::Unreadable { path: path.to_owned(), source };
+        let first = first_line(path)?;
+        let mut file = File::open(path).map_err(unreadable)?;
+        let length = file.metadata().map_err(unreadable)?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LONGEST_LINE))).map_err(unreadable)?;
+        let mut tail = Vec::new();
+        file.take(LONGEST_LINE).read_to_end(&mut tail).map_err(unreadable)?;
+        let tail = tail.strip_suffix(b"\n").unwrap_or(&tail);
+        let last = tail.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
+        let place = |line: &[u8]| serde_json::from_slice(line).ok();
+        Ok(Self { path: path.to_owned(), first: place(&first), last: place(last) })
+    }
+
+    /// The names of the replica at both ends: a replica may be renamed between two starts.
+    fn replicas(&self) -> impl DoubleEndedIterator<Item = &String> {
+        self.first.iter().chain(&self.last).map(|place| &place.replica)
+    }
+
+    /// True if both files are of one chain: by a name, or because one continues the other.
+    fn is_of_one_chain(&self, other: &Self) -> bool {
+        let continues = |later: &Self, earlier: &Self| match (&later.first, &earlier.last) {
+            (Some(first), Some(last)) => first.prev == last.hash,
+            _ => false,
+        };
+        let has_name = |name: &String| other.replicas().any(|other| other == name);
+        self.replicas().any(has_name) || continues(self, other) || continues(other, self)
+    }
+
+    /// The file's place among the files of its chain. A file without a readable line comes last.
+    fn place(&self) -> (u64, &Path) {
+        (self.first.as_ref().map_or(u64::MAX, |first| first.seq), &self.path)
+    }
+}
+
+/// The files of each chain. A file that names no replica is checked with the only chain, or alone.
+fn by_replica(files: Vec<AuditFileEnds>) -> Vec<Vec<AuditFileEnds>> {
+    let (named, nameless): (Vec<_>, Vec<_>) =
+        files.into_iter().partition(|file| file.replicas().next().is_some());
+    let mut chains: Vec<Vec<AuditFileEnds>> = Vec::new();
+    for file in named {
+        let is_of = |chain: &Vec<AuditFileEnds>| chain.iter().any(|other| file.is_of_one_chain(other));
+        let (joined, others): (Vec<_>, Vec<_>) = chains.into_iter().partition(is_of);
+        chains = others;
+        chains.push(joined.into_iter().flatten().chain([file]).collect());
+    }
+    match &mut chains[..] {
+        [only] => only.extend(nameless),
+        _ => chains.extend(nameless.into_iter().map(|file| vec![file])),
+    }
+    chains
 }
 
 /// Passes each line with its record to `print`, if the conditions hold.
@@ -103,17 +244,22 @@ fn open(path: &Path) -> Result<BufReader<File>, AuditFilesError> {
     opened.map_err(|source| AuditFilesError::Unreadable { path: path.to_owned(), source })
 }
 
-/// The files by the number of their first line. A file whose first line is bad comes last, and is reported by
-/// the check.
+/// The files by the number of their first line. A file whose first line is bad comes last.
 fn in_order(files: &[PathBuf]) -> Result<Vec<PathBuf>, AuditFilesError> {
     let mut numbered = Vec::new();
     for path in files {
-        let mut line = Vec::new();
-        let read = open(path)?.take(LONGEST_LINE).read_until(b'\n', &mut line);
-        read.map_err(|source| AuditFilesError::Unreadable { path: path.clone(), source })?;
-        let line = line.strip_suffix(b"\n").unwrap_or(&line);
-        numbered.push((ChainedLine::read(line).map_or(u64::MAX, |line| line.seq), path.clone()));
+        let line = first_line(path)?;
+        numbered.push((ChainedLine::read(&line).map_or(u64::MAX, |line| line.seq), path.clone()));
     }
     numbered.sort();
     Ok(numbered.into_iter().map(|(_, path)| path).collect())
+}
+
+/// The first line, without its line break.
+fn first_line(path: &Path) -> Result<Vec<u8>, AuditFilesError> {
+    let mut line = Vec::new();
+    let read = open(path)?.take(LONGEST_LINE).read_until(b'\n', &mut line);
+    read.map_err(|source| AuditFilesError::Unreadable { path: path.to_owned(), source })?;
+    line.truncate(line.strip_suffix(b"\n").unwrap_or(&line).len());
+    Ok(line)
 }

@@ -52,8 +52,15 @@ pub enum ChainFault {
     #[error("the line does not follow the line before: a line was changed, removed, added or moved")]
     Broken,
     /// Another replica wrote the line.
-    #[error("another replica wrote the line")]
-    Replica,
+    #[error(
+        "replica {writer:?} wrote the line, not {chain:?}: a chain is of one replica, and a file of one chain"
+    )]
+    Replica {
+        /// The replica named by the line.
+        writer: String,
+        /// The replica that wrote the line before.
+        chain: String,
+    },
     /// The signature of a head is missing, or of another key, or of another chain.
     #[error("the head's signature is missing, or is not of this key and this chain")]
     Signature,
@@ -102,24 +109,26 @@ impl<'k> ChainCheck<'k> {
 
     fn line(&mut self, line: &[u8]) -> Result<(), ChainFault> {
         let line = ChainedLine::read(line)?;
+        let follows = |end: &ChainEnd| line.prev == end.hash && line.seq == end.seq + 1;
+        if let Some(chain) = self.replica.as_ref().filter(|chain| **chain != line.replica) {
+            // A replica may be renamed between two starts.
+            if line.event != "start" || !self.end.as_ref().is_some_and(follows) {
+                return Err(ChainFault::Replica { writer: line.replica, chain: chain.clone() });
+            }
+            self.replica = Some(line.replica.clone());
+        }
         match &self.end {
-            Some(end) if line.prev != end.hash || line.seq != end.seq + 1 => return Err(ChainFault::Broken),
+            Some(end) if !follows(end) => return Err(ChainFault::Broken),
             Some(_) => {}
             None if (line.seq == 1) != (line.prev == NO_HASH) => return Err(ChainFault::Broken),
             // Every file but a chain's first begins with a line that names the file before.
             None if line.seq != 1 && line.previous_file.is_none() => return Err(ChainFault::Broken),
             None => {
+                self.replica = Some(line.replica.clone());
                 self.report.first = Some((line.seq, line.time.clone()));
                 self.report.is_from_begin = line.seq == 1;
                 self.report.previous_file = line.previous_file.clone();
             }
-        }
-        // A replica may be renamed between two starts.
-        if self.replica.as_ref() != Some(&line.replica) {
-            if self.replica.is_some() && line.event != "start" {
-                return Err(ChainFault::Replica);
-            }
-            self.replica = Some(line.replica.clone());
         }
         if line.event == "head"
             && let Some(key) = self.key
