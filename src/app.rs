@@ -199,6 +199,7 @@ async fn run(
     let changing = running.reload_parts(&listeners);
     let reload = Reload::new(sources, &config, trials, changing, state, Arc::clone(metrics));
     let reload = reload.with_told_warnings(&warnings).with_files_at_start(files);
+    let reload = reload.with_records(running.rules.records());
     tasks.spawn("reload", reload.run(running.reload_requests)).detach();
     // Lets the reload task begin to receive SIGHUP, which would end the process before.
     tokio::task::yield_now().await;

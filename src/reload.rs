@@ -5,8 +5,9 @@
 //! the content of a [`ReloadPart`], the data path's sockets.
 //! Invariants: a configuration with a fault changes nothing, and each fault is logged; no part is published
 //! before all parts are prepared; the log names changed keys, never secrets; keys that need a restart are
-//! named, never applied in half.
+//! named, never applied in half; each reload leaves one audit record, whatever triggered it.
 
+mod change_records;
 mod files;
 mod key_table;
 mod parts;
@@ -22,11 +23,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::certificate_expiry::configured_certificates;
-use crate::config::reload_request::{AppliedReload, ReloadOutcome, ReloadRequestReceiver, ReloadState};
+use crate::config::reload_request::{
+    AppliedReload, ReloadOutcome, ReloadRequestReceiver, ReloadState, ReloadTrigger,
+};
 use crate::config::{Config, ConfigFaults, ConfigSources, ConfigWarning};
 use crate::io::service_manager;
 use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
+pub use change_records::ChangeRecords;
 pub use files::FileSetFingerprint;
 use files::WatchedFiles;
 use key_table::TakesEffect;
@@ -98,6 +102,8 @@ pub struct Reload {
     trials: Vec<ReloadCheck>,
     parts: Vec<ReloadPart>,
     metrics: Arc<Metrics>,
+    /// The audit records, if the audit log has records of admin events.
+    records: Option<ChangeRecords>,
     /// The state of the files in use at the start.
     at_start: Option<FileSetFingerprint>,
 }
@@ -123,7 +129,7 @@ impl Reload {
         metrics: Arc<Metrics>,
     ) -> Self {
         let (current, warnings) = (started.clone(), Vec::new());
-        Self { sources, current, state, warnings, trials, parts, metrics, at_start: None }
+        Self { sources, current, state, warnings, trials, parts, metrics, records: None, at_start: None }
     }
 
     /// Sets the state of the files in use, from before their first reading: a file changed during the start
@@ -131,6 +137,12 @@ impl Reload {
     #[must_use]
     pub fn with_files_at_start(self, files: FileSetFingerprint) -> Self {
         Self { at_start: Some(files), ..self }
+    }
+
+    /// Sets the records: each reload leaves one.
+    #[must_use]
+    pub fn with_records(self, records: Option<ChangeRecords>) -> Self {
+        Self { records, ..self }
     }
 
     /// Sets the warnings told at the start: a reload tells only further ones.
@@ -157,21 +169,20 @@ impl Reload {
             // Every arm is cancel-safe.
             let asked = tokio::select! {
                 hangup = hangups.recv() => match hangup {
-                    Some(()) => true,
+                    Some(()) => Some(ReloadTrigger::Signal),
                     None => return,
                 },
                 Some(received) = requests.recv() => {
-                    request = Some(received);
-                    true
+                    Some(request.insert(received).trigger())
                 }
-                _ = looks.tick() => false,
+                _ = looks.tick() => None,
             };
             let print = self.print().await;
-            if watched.is_due(&print) || asked {
+            if watched.is_due(&print) || asked.is_some() {
                 // The state before the reading: a file changed meanwhile is read again.
                 watched.loaded(print);
                 service_manager::report_reloading().await;
-                let outcome = self.read_again().await;
+                let outcome = self.read_again(asked.unwrap_or(ReloadTrigger::ChangedFile)).await;
                 service_manager::report_ready().await;
                 if outcome.is_applied() {
                     // The new configuration may name different files.
@@ -190,8 +201,16 @@ impl Reload {
         fingerprint(&self.sources, &self.current).await
     }
 
-    /// Reloads at once.
-    pub(crate) async fn read_again(&mut self) -> ReloadOutcome {
+    /// Reloads at once, and records the reload.
+    pub(crate) async fn read_again(&mut self, trigger: ReloadTrigger) -> ReloadOutcome {
+        let outcome = self.read_and_publish().await;
+        if let Some(records) = &self.records {
+            records.record_reload(trigger, &outcome);
+        }
+        outcome
+    }
+
+    async fn read_and_publish(&mut self) -> ReloadOutcome {
         let outcome = match self.read().await {
             Ok((config, warnings)) => {
                 let published = self.publish(config).await.map_err(|fault| vec![fault]);
@@ -253,6 +272,9 @@ impl Reload {
         }
         let prepared = self.parts.iter().map(|part| (part.prepare)(&self.current, &config));
         let ready: Vec<Option<PreparedPart>> = prepared.collect::<Result<_, _>>()?;
+        if let Some(records) = &self.records {
+            records.record_published();
+        }
         let mut applied = AppliedReload::default();
         for PreparedPart { changes, publish } in ready.into_iter().flatten() {
             publish();
@@ -355,28 +377,28 @@ mod tests {
         });
         let mut reload = reload(&path, vec![other, noting(&published)]);
         configuration(&path, "two").unwrap();
-        assert!(reload.read_again().await.is_applied());
+        assert!(reload.read_again(ReloadTrigger::Signal).await.is_applied());
         let text = reload.metrics.text().unwrap();
         assert!(text.contains("\nkeyward_config_last_reload_successful 1\n"), "{text}");
         assert_eq!(published.take(), ["other", "prefix"]);
-        assert!(reload.read_again().await.is_applied());
+        assert!(reload.read_again(ReloadTrigger::Signal).await.is_applied());
         assert_eq!(published.take(), ["other"], "it is compared with what was published last");
 
         for prefix in ["bad", "tried"] {
             configuration(&path, prefix).unwrap();
-            assert!(!reload.read_again().await.is_applied());
+            assert!(!reload.read_again(ReloadTrigger::Signal).await.is_applied());
         }
         std::fs::write(&path, "nonsense").unwrap();
-        assert!(!reload.read_again().await.is_applied());
+        assert!(!reload.read_again(ReloadTrigger::Signal).await.is_applied());
         std::fs::remove_file(&path).unwrap();
-        assert!(!reload.read_again().await.is_applied());
+        assert!(!reload.read_again(ReloadTrigger::Signal).await.is_applied());
         assert!(published.take().is_empty(), "one part that cannot be prepared keeps all");
         let text = reload.metrics.text().unwrap();
         assert!(text.contains("\nkeyward_config_last_reload_successful 0\n"), "{text}");
         let faults = reload.state.load().faults.clone();
         assert!(faults[0].starts_with("cannot read ") && faults[0].contains("keyward.toml"), "{faults:?}");
         configuration(&path, "two").unwrap();
-        assert!(reload.read_again().await.is_applied());
+        assert!(reload.read_again(ReloadTrigger::Signal).await.is_applied());
         assert!(reload.state.load().faults.is_empty());
         assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (3, 4));
     }
@@ -403,7 +425,7 @@ mod tests {
                 configuration(&path, "one").unwrap();
                 let text = std::fs::read_to_string(&path).unwrap() + line;
                 std::fs::write(&path, text).unwrap();
-                assert!(reload.read_again().await.is_applied());
+                assert!(reload.read_again(ReloadTrigger::Signal).await.is_applied());
                 assert_eq!(reload.state.load().pending_restart, waits);
             }
         }
@@ -420,7 +442,9 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap() + "policy.mode = 'enforce'\n";
         for (text, new) in [(text.clone(), 1), (text, 0)] {
             std::fs::write(&path, text).unwrap();
-            let ReloadOutcome::Applied(applied) = reload.read_again().await else { panic!("refused") };
+            let ReloadOutcome::Applied(applied) = reload.read_again(ReloadTrigger::Signal).await else {
+                panic!("refused")
+            };
             assert_eq!((applied.warnings.len(), applied.standing), (new, warnings.len() + 1 - new));
         }
     }
@@ -443,7 +467,7 @@ mod tests {
             configuration(&path, "two").unwrap();
         });
         let others = async { turned.send(()).expect("it listens") };
-        let (read, ()) = tokio::join!(reload.read_again(), others);
+        let (read, ()) = tokio::join!(reload.read_again(ReloadTrigger::Signal), others);
         assert!(read.is_applied(), "it is read when it comes");
         writer.join().unwrap();
     }

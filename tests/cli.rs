@@ -4,6 +4,9 @@
 #[path = "cli/audit_replicas.rs"]
 mod audit_replicas;
 #[cfg(test)]
+#[path = "cli/audited_reloads.rs"]
+mod audited_reloads;
+#[cfg(test)]
 #[path = "cli/first_minutes.rs"]
 mod first_minutes;
 

@@ -33,7 +33,7 @@ use super::status::ReplicaStatus;
 use super::view::{View, ViewTopic, Viewer};
 use crate::audit::log::AuditLog;
 use crate::audit::queue::RoomShare;
-use crate::audit::record::{AdminAuditRecord, Timestamp};
+use crate::audit::record::AdminAuditRecord;
 use crate::config::audit_settings::AuditEvent;
 use crate::config::reload_request::{ReloadOutcome, ReloadRequests};
 use crate::downstream::acceptor::remove_stale;
@@ -332,11 +332,11 @@ impl AdminCommandService {
             self.record(&command, stored, result_of(&answer), uid);
             return answer;
         }
-        if matches!(command, AdminCommand::Reload {} | AdminCommand::LogLevel { .. }) {
-            let answer = match &command {
-                AdminCommand::LogLevel { filter } => change_log_filter(filter, uid),
-                _ => self.reload_configuration(uid).await,
-            };
+        if let AdminCommand::Reload {} = &command {
+            return self.reload_configuration(uid).await;
+        }
+        if let AdminCommand::LogLevel { filter } = &command {
+            let answer = change_log_filter(filter, uid);
             self.record(&command, None, result_of(&answer), uid);
             return answer;
         }
@@ -392,9 +392,8 @@ impl AdminCommandService {
             | AdminCommand::HandOver {} => return,
         };
         let target = stored.map(|generation| generation.to_string()).or(target);
-        let (time, target) = (Timestamp::now(), target.as_deref());
-        let reason = reason.as_deref().filter(|reason| !reason.is_empty());
-        let record = AdminAuditRecord { time, event: "admin", command: name, target, reason, result, uid };
+        let (target, reason) = (target.as_deref(), reason.as_deref().filter(|reason| !reason.is_empty()));
+        let record = AdminAuditRecord { target, reason, uid, ..AdminAuditRecord::new(name, result) };
         audit.record(None, RoomShare::Commands, &record);
     }
 
@@ -428,12 +427,16 @@ impl AdminCommandService {
         AdminAnswer::Done(format!("{storage}\n{}", effect.describe(&self.sealer).await))
     }
 
+    /// Lets the reload task reload. The reload task records the reload with `uid`.
     async fn reload_configuration(&self, uid: Option<u32>) -> AdminAnswer {
         tracing::info!(uid, "an operator requested a reload");
-        match timeout(RELOAD, self.reload.reload()).await {
+        match timeout(RELOAD, self.reload.reload(uid)).await {
             Ok(Some(ReloadOutcome::Applied(applied))) => AdminAnswer::Done(applied.to_string()),
             Ok(Some(ReloadOutcome::Refused(faults))) => AdminAnswer::Failed(faults.join("\n")),
-            Ok(None) => AdminAnswer::Failed("reload is off: the log has the reason".into()),
+            Ok(None) => {
+                self.record(&AdminCommand::Reload {}, None, "failed", uid);
+                AdminAnswer::Failed("reload is off: the log has the reason".into())
+            }
             Err(_) => AdminAnswer::Unknown("the reload still runs; the log will have its outcome".into()),
         }
     }

@@ -295,6 +295,7 @@ mod tests {
 
     use super::*;
     use crate::config;
+    use crate::config::reload_request::ReloadTrigger;
     use crate::reload::Reload;
 
     /// Writes a configuration with the certificate `shows` for the first listener, and further listeners.
@@ -366,7 +367,7 @@ mod tests {
             ] {
                 configure(folder.path(), shows, further);
                 let before = current.load_full();
-                assert!(reload.read_again().await.is_applied());
+                assert!(reload.read_again(ReloadTrigger::Signal).await.is_applied());
                 assert_eq!(listeners.open.borrow().len(), open, "{shows} {further}");
                 changed.push(!Arc::ptr_eq(&before, &current.load_full()));
             }

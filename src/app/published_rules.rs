@@ -1,8 +1,8 @@
 //! Publishes the rules in force: of the configuration, or of the stored policy, and at the end of each
 //! binding.
 //!
-//! Owns: the publication, waiting for the next end, and the log of rules that can apply to no caller. Must
-//! not know: the meaning of rules. Invariants: the rules are
+//! Owns: the publication, waiting for the next end, the log of rules that can apply to no caller, and the
+//! start of the audit records of changes. Must not know: the meaning of rules. Invariants: the rules are
 //! published whole, under the configuration in force; at the end of a binding the rules are published again,
 //! without the binding, so that every live stream is decided again.
 
@@ -20,6 +20,7 @@ use crate::policy::rules_in_force::RulesInForce;
 use crate::policy::unreachable_rules::{UnreachableRule, unreachable_rules};
 use crate::policy_store::{PolicyKeeper, PolicyRegister};
 use crate::published::Published;
+use crate::reload::ChangeRecords;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 
@@ -53,6 +54,9 @@ impl RulesAtStart {
         let rules = PublishedRules::new(self.rules, parts);
         tasks.spawn("policy expiry", rules.clone().end_bindings()).detach();
         tasks.spawn("unreachable rules", rules.clone().log_unreachable()).detach();
+        if let Some(records) = rules.records() {
+            tasks.spawn("policy records", records.follow()).detach();
+        }
         let register = self.stored.map(|(register, keeper)| {
             let (config, rules) = (Arc::clone(&parts.config), rules.clone());
             tasks.spawn("stored policy", keeper.run(config, move |now| rules.publish(now))).detach();
@@ -69,6 +73,7 @@ pub(super) struct PublishedRules {
     current: Arc<Published<RulesInForce>>,
     identities: Arc<Published<Identities>>,
     credentials: Arc<Credentials>,
+    records: Option<ChangeRecords>,
 }
 
 impl PublishedRules {
@@ -79,7 +84,13 @@ impl PublishedRules {
             current: Arc::new(Published::new(at_start)),
             identities: Arc::clone(&parts.identities),
             credentials: Arc::clone(&parts.credentials),
+            records: ChangeRecords::new(parts.audit.as_ref(), &parts.identities),
         }
+    }
+
+    /// The audit records of changes, if the audit log has such records.
+    pub(super) fn records(&self) -> Option<ChangeRecords> {
+        self.records.clone()
     }
 
     /// The rules in force.

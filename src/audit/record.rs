@@ -422,26 +422,54 @@ impl<'a> CallAuditRecord<'a> {
     }
 }
 
-/// The record of a command on the admin socket.
+/// The record of a command on the admin socket, or of a change of the configuration or policy in force.
 #[derive(Debug, Serialize)]
 pub struct AdminAuditRecord<'a> {
     /// The time of the command's end.
     pub time: Timestamp,
     /// `admin`.
     pub event: &'static str,
-    /// The command.
+    /// The command; `reload` or `policy` for a change.
     pub command: &'static str,
     /// The user, session, generation or grant named by the command.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
     pub target: Option<&'a str>,
-    /// The operator's reason or comment.
+    /// The operator's reason or comment, or the cause of a change.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
     pub reason: Option<&'a str>,
+    /// The generation of the policy in force from now on, if the policy changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy_generation: Option<&'a str>,
+    /// The mode of the policy before, if it changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy_mode_before: Option<&'static str>,
+    /// The mode of the policy from now on, if it changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy_mode: Option<&'static str>,
     /// The result: `done`, `failed`, `not_kept`, `unknown`.
     pub result: &'static str,
     /// The user id of the process that gave the command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
+}
+
+impl AdminAuditRecord<'_> {
+    /// A record of now, without further fields.
+    #[must_use]
+    pub fn new(command: &'static str, result: &'static str) -> Self {
+        Self {
+            time: Timestamp::now(),
+            event: "admin",
+            command,
+            target: None,
+            reason: None,
+            policy_generation: None,
+            policy_mode_before: None,
+            policy_mode: None,
+            result,
+            uid: None,
+        }
+    }
 }
 
 /// A record of the log about itself.

@@ -41,6 +41,9 @@ pub struct FoundRecord {
     remote: Option<String>,
     uid: Option<u32>,
     target: Option<String>,
+    reason: Option<String>,
+    policy_mode_before: Option<String>,
+    policy_mode: Option<String>,
     revision: Option<i64>,
     lease: Option<String>,
     ranges: Vec<AuditedRange>,
@@ -114,6 +117,12 @@ impl fmt::Display for FoundRecord {
         }
         if let Some(target) = &self.target {
             write!(f, " target {target:?}")?;
+        }
+        if let (Some(before), Some(now)) = (&self.policy_mode_before, &self.policy_mode) {
+            write!(f, " policy.mode {before} to {now}")?;
+        }
+        if let Some(reason) = &self.reason {
+            write!(f, " reason {reason:?}")?;
         }
         if let Some(remote) = &self.remote {
             write!(f, " from {remote}")?;

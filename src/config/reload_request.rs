@@ -17,6 +17,30 @@ pub enum ReloadOutcome {
     Refused(Vec<String>),
 }
 
+/// What makes the reload task read the configuration again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReloadTrigger {
+    /// SIGHUP.
+    Signal,
+    /// A file of the configuration, or named in it, was changed.
+    ChangedFile,
+    /// A command on the admin socket.
+    Command {
+        /// The user id of the process that gave the command.
+        uid: Option<u32>,
+    },
+}
+
+impl std::fmt::Display for ReloadTrigger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Signal => "SIGHUP",
+            Self::ChangedFile => "a changed file",
+            Self::Command { .. } => "a command",
+        })
+    }
+}
+
 /// The changes of a reload.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct AppliedReload {
@@ -71,7 +95,10 @@ impl std::fmt::Display for AppliedReload {
 
 /// A request, to be answered by the reload task.
 #[derive(Debug)]
-pub struct ReloadRequest(oneshot::Sender<ReloadOutcome>);
+pub struct ReloadRequest {
+    uid: Option<u32>,
+    done: oneshot::Sender<ReloadOutcome>,
+}
 
 /// Receives the requests.
 pub type ReloadRequestReceiver = mpsc::Receiver<ReloadRequest>;
@@ -88,18 +115,24 @@ pub fn reload_requests() -> (ReloadRequests, ReloadRequestReceiver) {
 }
 
 impl ReloadRequests {
-    /// Requests a reload and waits for its outcome; `None` if the reload task has ended. A cancelled wait
-    /// does not cancel the reload.
-    pub async fn reload(&self) -> Option<ReloadOutcome> {
-        let (answer, outcome) = oneshot::channel();
-        self.0.send(ReloadRequest(answer)).await.ok()?;
+    /// Requests a reload for a process of this user, and waits for its outcome; `None` if the reload task has
+    /// ended. A cancelled wait does not cancel the reload.
+    pub async fn reload(&self, uid: Option<u32>) -> Option<ReloadOutcome> {
+        let (done, outcome) = oneshot::channel();
+        self.0.send(ReloadRequest { uid, done }).await.ok()?;
         outcome.await.ok()
     }
 }
 
 impl ReloadRequest {
+    /// The trigger of the reload.
+    #[must_use]
+    pub fn trigger(&self) -> ReloadTrigger {
+        ReloadTrigger::Command { uid: self.uid }
+    }
+
     /// Sends the outcome. A client that has gone does not need it.
     pub fn answer(self, outcome: ReloadOutcome) {
-        drop(self.0.send(outcome));
+        drop(self.done.send(outcome));
     }
 }

@@ -102,6 +102,33 @@ pub enum PeerPattern {
     Listener(Glob),
 }
 
+impl fmt::Display for Glob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Formats the pattern as written.
+impl fmt::Display for PeerPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Password(name) => write!(f, "password:{name}"),
+            Self::File(name) => write!(f, "file:{name}"),
+            Self::Certificate { ca, attribute, name } => {
+                let attribute = match attribute {
+                    Attribute::CommonName => "CN",
+                    Attribute::Dns => "DNS",
+                    Attribute::Uri => "URI",
+                };
+                write!(f, "cert:{ca}:{attribute}={name}")
+            }
+            Self::Jwt { issuer, subject } => write!(f, "jwt:{issuer}:{subject}"),
+            Self::EtcdToken(name) => write!(f, "etcd_jwt:{name}"),
+            Self::Listener(name) => write!(f, "listener:{name}"),
+        }
+    }
+}
+
 /// Reasons for rejecting the text of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedPattern {
@@ -380,6 +407,23 @@ mod tests {
             "cert:clients:O=alice",
         ] {
             assert_eq!(parse(bad), Err(MalformedPattern::Peer), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_is_shown_as_written() {
+        for text in [
+            "password:a*",
+            "file:alice",
+            "cert:clients:CN=a:b",
+            "cert:clients:DNS=*.example.com",
+            "cert:clients:URI=spiffe://a/*",
+            "jwt:https://issuer.example.com:system:*",
+            "etcd_jwt:alice",
+            "listener:*",
+        ] {
+            let issuers = ["https://issuer.example.com".into()];
+            assert_eq!(PeerPattern::parse(text, &issuers).unwrap().to_string(), text);
         }
     }
 

@@ -136,6 +136,18 @@ impl Policy {
         ends.filter(|end| *end > self.compiled_at).min()
     }
 
+    /// The generation of the rules.
+    #[must_use]
+    pub fn generation(&self) -> PolicyGeneration {
+        PolicyGeneration { number: self.number, digest: self.document.digest }
+    }
+
+    /// The bindings with an end that had not ended when the policy was compiled.
+    pub fn temporary_bindings(&self) -> impl Iterator<Item = &PolicyBinding> {
+        let holds = |binding: &&PolicyBinding| binding.until.is_some_and(|end| end > self.compiled_at);
+        self.document.bindings.iter().filter(holds)
+    }
+
     /// The bindings of a caller, in the order of the document.
     pub fn bindings<'p>(
         &'p self,
@@ -201,7 +213,7 @@ impl Policy {
             namespace: CallerNamespace::of(&namespaces),
             lease_scope: self.settings.namespace_leases,
             unknown_methods: self.settings.unknown_methods,
-            generation: PolicyGeneration { number: self.number, digest: self.document.digest },
+            generation: self.generation(),
             shared: if mode == PolicyMode::Off { Arc::default() } else { self.shared(&roles) },
             roles: roles.into(),
             claimed_roles: claimed_roles.into(),

@@ -367,6 +367,7 @@ mod tests {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 
     use super::*;
+    use crate::config::reload_request::ReloadTrigger;
     use crate::reload::Reload;
     use crate::telemetry::metrics::Metrics;
 
@@ -425,7 +426,7 @@ mod tests {
         async fn changes(&mut self, clients: &str) -> bool {
             configure(&self.folder.path().join("keyward.toml"), clients);
             let before = self.current.load_full();
-            assert!(self.reload.read_again().await.is_applied());
+            assert!(self.reload.read_again(ReloadTrigger::Signal).await.is_applied());
             !Arc::ptr_eq(&before, &self.current.load_full())
         }
 
@@ -494,7 +495,7 @@ mod tests {
         assert_eq!(certificates(&house.reload), renewed);
         // A refused configuration leaves the certificates in force.
         std::fs::write(house.folder.path().join("server.crt"), "nonsense").unwrap();
-        assert!(!house.reload.read_again().await.is_applied());
+        assert!(!house.reload.read_again(ReloadTrigger::Signal).await.is_applied());
         assert_eq!(certificates(&house.reload), renewed);
     }
 }

@@ -440,6 +440,9 @@ fn the_schema_takes_records_of_losses_and_rotations_and_no_other_fields() {
             "\"event\":\"left_out\",\"count\":3",
             "\"event\":\"left_out\",\"count\":3,\"peers\":[{\"peer\":\"password:a\",\"count\":2}]",
             "\"event\":\"removed\",\"removed_file\":\"audit.log.00000000000000000001\"",
+            "\"event\":\"admin\",\"command\":\"kick\",\"target\":\"7\",\"result\":\"done\",\"uid\":0",
+            "\"event\":\"admin\",\"command\":\"pause\",\"target\":\"m0\",\"result\":\"failed\"",
+            "\"event\":\"admin\",\"command\":\"resume\",\"target\":\"m0\",\"result\":\"done\"",
             &head,
         ]
         .map(line),
@@ -449,7 +452,7 @@ fn the_schema_takes_records_of_losses_and_rotations_and_no_other_fields() {
     }
 }
 
-fn assert_all_valid(records: &[Value]) {
+pub(crate) fn assert_all_valid(records: &[Value]) {
     let text = include_str!("../../docs/audit.schema.json");
     let mut compiler = boon::Compiler::new();
     compiler.add_resource("audit.json", serde_json::from_str(text).expect("JSON")).expect("a schema");

@@ -20,7 +20,7 @@ use tokio::time::sleep;
 
 use crate::client::Client;
 use crate::member::Member;
-use crate::rig::{Keyward, paused};
+use crate::rig::{Keyward, paused, real};
 use crate::words::{LOST, RANGE, TXN, header, range};
 
 const LINES: &str = "[policy]\nmode = \"enforce\"\netcd_prefix = \"/p/\"\n";
@@ -201,11 +201,15 @@ struct Replica {
 
 impl Replica {
     fn new(is_away: bool, lines: &str) -> Self {
+        let store = Store::new();
+        store.is_away.set(is_away);
+        Self::with_store(store, lines)
+    }
+
+    fn with_store(store: Rc<Store>, lines: &str) -> Self {
         let tasks = Tasks::default();
         let members = [1, 2].map(|id| Rc::new(Member::new(id, &tasks)));
         let keyward = Keyward::configured(&[&members[0], &members[1]], AuthSetting::Off, lines);
-        let store = Store::new();
-        store.is_away.set(is_away);
         for member in &members {
             store.serve(member, &keyward.tasks);
         }
@@ -415,5 +419,66 @@ fn the_history_is_bounded_and_ended_grants_go_with_the_next_change() {
         replica.generation(32).await;
         let shown = replica.policy.execute(PolicyCommand::Show { generation: Some(32) }, None).await;
         assert_eq!(shown.expect("stored").text, format!("# 20\n{ROLE}"));
+    });
+}
+
+/// The records of admin events in an audit file, once there are `count`.
+async fn admin_records(file: &std::path::Path, count: usize) -> Vec<serde_json::Value> {
+    loop {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let records = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        let records: Vec<_> = records.filter(|record| record["event"] == "admin").collect();
+        if records.len() >= count {
+            assert_eq!(records.len(), count, "{records:#?}");
+            return records;
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// No command was given to the replica with the audit log: another replica changed the policy.
+#[test]
+fn each_change_of_the_policy_in_force_leaves_one_audit_record_whatever_made_it() {
+    real(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("audit.log");
+        let changing = Replica::new(false, LINES);
+        let audit = format!("[audit]\nfile = {file:?}\n");
+        let audited = Replica::with_store(Rc::clone(&changing.store), &format!("{LINES}{audit}"));
+        let first = admin_records(&file, 1).await.remove(0);
+        assert_eq!(
+            first["reason"], "the policy of the configuration is in force",
+            "nothing is stored: {first}"
+        );
+        changing.apply(ROLE).await.expect("applied");
+        let applied = admin_records(&file, 2).await.remove(1);
+        assert_eq!((&applied["command"], &applied["result"]), (&"policy".into(), &"done".into()));
+        assert_eq!(
+            (&applied["reason"], &applied["uid"]),
+            (&"the stored policy is in force".into(), &().into())
+        );
+        assert!(applied["policy_generation"].as_str().is_some_and(|it| it.starts_with("1-")), "{applied}");
+        assert_eq!(applied["policy_mode"], serde_json::Value::Null, "the mode is the same: {applied}");
+        let grant = PolicyCommand::Grant {
+            peer: "password:alice".into(),
+            role: "reader".into(),
+            seconds: 3600,
+            reason: "a test".into(),
+        };
+        changing.policy.execute(grant, Some(0)).await.expect("granted");
+        let begun = admin_records(&file, 3).await.remove(2);
+        let reason = begun["reason"].as_str().expect("a reason").to_owned();
+        assert!(reason.starts_with("begins: reader to password:alice until 2"), "{reason}");
+        let ungrant = PolicyCommand::Ungrant { peer: "password:alice".into(), role: "reader".into() };
+        changing.policy.execute(ungrant, Some(0)).await.expect("taken back");
+        let ended = admin_records(&file, 4).await.remove(3);
+        assert_eq!(ended["reason"], reason.replace("begins", "ends"));
+        // Whoever publishes other rules, even without a reload.
+        let other = LINES.replace("enforce", "off");
+        audited.keyward.publish_rules(folder.path(), "", &format!("{other}{audit}"));
+        let off = admin_records(&file, 5).await.remove(4);
+        assert_eq!((&off["policy_mode_before"], &off["policy_mode"]), (&"enforce".into(), &"off".into()));
+        super::audit::assert_all_valid(&admin_records(&file, 5).await);
     });
 }
