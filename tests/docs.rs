@@ -3,6 +3,9 @@
 //! Must not know: how a document is worded. A check that finds nothing to look at fails.
 
 #[cfg(test)]
+#[path = "docs/cited_tests.rs"]
+mod cited_tests;
+#[cfg(test)]
 #[path = "docs/etcd_versions.rs"]
 mod etcd_versions;
 #[cfg(test)]
@@ -27,8 +30,9 @@ use keyward::telemetry::user_metrics::UserFigures;
 const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md"];
 /// Pages about the program itself: their files and links are checked too.
 const PAGES: [&str; 4] = ["CONTRIBUTING.md", "docs/decisions.md", "docs/etcd-facts.md", "docs/glossary.md"];
-/// Tables whose every line names the tests that show it, and how many tests they name at least.
-const PROMISES: [(&str, usize); 2] = [("tests/watches.md", 60), ("SECURITY.md", 25)];
+/// Documents with tables whose every row names the tests that show it in its last column, and how many tests they name.
+const PROMISES: [(&str, usize); 3] =
+    [("tests/watches.md", 150), ("SECURITY.md", 120), ("docs/differences.md", 100)];
 /// Folders of the repository: a word that begins with one of these is a path.
 const FOLDERS: [&str; 6] = [".ci/", "deploy/", "examples/", "proto/", "src/", "tests/"];
 /// A README's reader should see an example whole.
@@ -196,36 +200,31 @@ fn the_program_knows_every_command_of_the_documents() {
     assert_eq!(refused, Vec::<String>::new());
 }
 
-/// The names under which a scraper finds what the registry and the admin address tell.
 /// A promise whose test was renamed or removed is a promise that nobody holds.
 #[test]
-fn the_tables_of_promises_name_tests_that_exist() {
-    let listed = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "src", "tests"])
-        .current_dir(root())
-        .output()
-        .expect("git lists the tree");
-    let listed = String::from_utf8(listed.stdout).expect("file names are UTF-8");
-    let sources: String = listed
-        .lines()
-        .filter(|name| Path::new(name).extension().is_some_and(|ext| ext == "rs"))
-        .filter_map(|name| fs::read_to_string(root().join(name)).ok())
-        .collect();
-    let is_test =
-        |word: &&str| word.contains('_') && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+fn every_row_of_the_tables_of_promises_names_tests_that_exist() {
+    let tests = cited_tests::Tests::of_the_tree();
     for (name, at_least) in PROMISES {
-        let table = read(name);
-        let settings = ["default_user", "proxy_protocol_from"];
-        let named: BTreeSet<&str> =
-            quoted(&table).into_iter().filter(is_test).filter(|word| !settings.contains(word)).collect();
-        assert!(named.len() > at_least, "found {} tests in {name}", named.len());
-        let missing: Vec<_> = named.iter().filter(|name| !sources.contains(&format!("fn {name}("))).collect();
-        assert!(missing.is_empty(), "named in {name}, and not there: {missing:?}");
-        let rules = table.lines().filter(|line| line.starts_with("| "));
-        let rules = rules.filter(|line| !line.starts_with("| rule") && !line.starts_with("| who has"));
-        let unproven: Vec<_> = rules.filter(|line| !line.contains('`')).collect();
-        assert!(unproven.is_empty(), "rules of {name} without a test: {unproven:?}");
+        let document = read(name);
+        let (mut cited, mut faults) = (0, Vec::new());
+        for row in cited_tests::rows(&document) {
+            let found = cited_tests::cited(cited_tests::last_cell(row));
+            faults.extend(found.is_empty().then(|| format!("without a test: {row}")));
+            faults.extend(found.iter().filter_map(|test| tests.fault(test)));
+            cited += found.len();
+        }
+        assert_eq!(faults, Vec::<String>::new(), "in {name}");
+        assert!(cited > at_least, "found {cited} tests in {name}");
     }
+}
+
+#[test]
+fn every_decision_names_tests_that_exist() {
+    let (tests, document) = (cited_tests::Tests::of_the_tree(), read("docs/decisions.md"));
+    let paragraphs = document.split("- **Test.**").skip(1).filter_map(|rest| rest.split("\n\n").next());
+    let cited: Vec<_> = paragraphs.flat_map(cited_tests::cited).collect();
+    assert!(cited.len() > 200, "found {} tests", cited.len());
+    assert_eq!(cited.iter().filter_map(|test| tests.fault(test)).collect::<Vec<_>>(), Vec::<String>::new());
 }
 
 /// The page of the metrics with each labelled family touched once, but for the counters that the admin address adds.
@@ -269,6 +268,7 @@ fn metrics_text() -> String {
     registry.admin_text(Vec::new()).expect("a String takes all")
 }
 
+/// The names under which a scraper finds what the registry and the admin address tell.
 fn metrics() -> BTreeSet<String> {
     let text = metrics_text();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));

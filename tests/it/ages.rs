@@ -8,6 +8,7 @@ use keyward::tasks::Tasks;
 use tokio::time::{Instant, sleep};
 
 use crate::client::Client;
+use crate::http1::told;
 use crate::member::Member;
 use crate::revocations::watching;
 use crate::rig::{Keyward, paused};
@@ -98,4 +99,20 @@ fn age_is_off_where_the_configuration_says_so_and_where_a_login_lends_itself() {
             assert!(!client.is_closed(), "{listener}{lines}");
         });
     }
+}
+
+/// etcd's client port keeps an idle connection of HTTP/1.1 for ever.
+#[test]
+fn an_old_connection_of_http1_ends_while_it_is_idle() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::configured(&[&member], AuthSetting::Off, LINES);
+        let began = Instant::now();
+        let answer = told(keyward.connect(), b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && !answer.to_ascii_lowercase().contains("connection: close"),
+            "{answer}"
+        );
+        assert!(began.elapsed() <= AGE * 11 / 10 + Duration::from_secs(2), "{:?}", began.elapsed());
+    });
 }

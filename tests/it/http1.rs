@@ -132,6 +132,41 @@ fn a_head_is_bounded_in_size_and_time() {
     });
 }
 
+/// etcd takes both: Go's limit is in bytes, and it joins a folded field.
+#[test]
+fn more_than_a_hundred_fields_and_a_folded_one_are_refused() {
+    paused(async {
+        let (_member, keyward) = one_member();
+        let many = |count: usize| (0..count).map(|number| format!("x-{number}: y\r\n")).collect::<String>();
+        for (fields, status) in [(many(90), 200), (many(150), 431), ("x-folded: a\r\n b\r\n".to_owned(), 400)]
+        {
+            let request = format!("GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{fields}\r\n");
+            let answer = told(keyward.connect(), request.as_bytes()).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        }
+    });
+}
+
+/// And so nothing is agreed that is safe from a reader of today with a machine of tomorrow (`docs/differences.md`, "TLS").
+#[test]
+fn over_tls_keys_are_agreed_by_elliptic_curves_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    Authority::new().write(folder.path(), "ca");
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let tls = "tls = { cert = \"server.crt\", key = \"server.key\" }\n";
+        let keyward = Keyward::at(&[&member], AuthSetting::Off, folder.path(), tls, "");
+        let settings = keyward.opened().load().tls.clone().expect("TLS").load();
+        let provider = settings.handshakes.crypto_provider();
+        let groups: Vec<_> = provider.kx_groups.iter().map(|group| format!("{:?}", group.name())).collect();
+        assert_eq!(groups, ["X25519", "secp256r1", "secp384r1"]);
+        let suites = provider.cipher_suites.iter().map(|suite| format!("{:?}", suite.suite()));
+        let old: Vec<_> =
+            suites.filter(|name| !name.starts_with("TLS13_") && !name.starts_with("TLS_ECDHE_")).collect();
+        assert_eq!(old, Vec::<String>::new());
+    });
+}
+
 #[test]
 fn garbage_is_closed_in_time() {
     paused(async {

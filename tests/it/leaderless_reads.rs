@@ -97,6 +97,18 @@ fn what_needs_a_quorum_is_refused_as_before_and_sent_to_nobody() {
     });
 }
 
+/// Though a member alone would answer: its answer does not tell how old it is.
+#[test]
+fn leases_are_not_listed_without_a_leader() {
+    paused(async {
+        let (members, keyward) = three();
+        lose_quorum(&keyward, &[1]);
+        let outcome = keyward.client().await.call("/etcdserverpb.Lease/LeaseLeases", b"").await;
+        assert_refused(&outcome, Code::Unavailable, NO_LEADER);
+        assert!(members.iter().all(|member| member.was_called_again().is_none()));
+    });
+}
+
 #[test]
 fn a_client_is_not_shown_less_than_it_was_shown_by_a_member_that_is_lost() {
     paused(async {

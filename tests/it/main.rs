@@ -1,7 +1,7 @@
 //! The in-process ring: the data path against scripted members, on one runtime, most of it under a paused clock.
 //!
 //! `rig` puts Keyward together, `member` is an etcd that answers by script, `client` a gRPC client that sees frames,
-//! `words` the messages that both say; every other module is one promise. The two seams are the connector and the
+//! `raw_client` one that writes them, `words` the messages that both say; every other module is one promise. The two seams are the connector and the
 //! incoming connections.
 
 #[cfg(test)]
@@ -18,6 +18,8 @@ mod authority;
 mod client;
 #[cfg(test)]
 mod member;
+#[cfg(test)]
+mod raw_client;
 #[cfg(test)]
 mod rig;
 #[cfg(test)]
@@ -94,6 +96,8 @@ mod namespaces;
 mod observers;
 #[cfg(test)]
 mod odd_authorities;
+#[cfg(test)]
+mod odd_http2;
 #[cfg(test)]
 mod outages;
 #[cfg(test)]

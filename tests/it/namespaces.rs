@@ -10,7 +10,7 @@ use keyward::pb::v3electionpb::{
     CampaignRequest, CampaignResponse, LeaderKey, LeaderRequest, LeaderResponse,
 };
 use keyward::pb::v3lockpb::{LockRequest, LockResponse};
-use keyward::refusal::Code;
+use keyward::refusal::{Code, Refusal};
 use keyward::rpc::namespace::Namespace;
 use keyward::tasks::Tasks;
 use prost::Message as _;
@@ -161,6 +161,31 @@ fn a_large_answer_is_spliced_too() {
         let (_, told) = tenants.served(&alice, RANGE, &all, &large("/t/alice/")).await;
         assert_eq!(told, large(""));
         assert!(tenants.keyward.metrics.text().expect("text").contains("keyward_unread_answer_bytes 0"));
+    });
+}
+
+/// Its keys are rewritten, so it is held whole, at most a quarter of the room for unread answers.
+#[test]
+fn an_answer_too_large_to_be_held_whole_is_refused() {
+    paused(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("policy.toml"), OF_USERS).expect("written");
+        let member = Member::new(1, &Tasks::default());
+        let lines = settings("off") + "[limits]\nunread_buffer = \"16MiB\"\n[runtime]\nshards = 1\n";
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", &lines);
+        let alice = keyward.logged_in("alice").await;
+        let all = RangeRequest { key: "\0".into(), range_end: "\0".into(), ..RangeRequest::default() };
+        for (size, is_served) in [(1 << 20, true), (12 << 20, false)] {
+            let answer = found(&[KeyValue { value: vec![7; size].into(), ..kv("/t/alice/a", 5) }]);
+            let script = async { member.called(RANGE).await.reply(&answer.encode_to_vec()).await };
+            let (outcome, ()) = tokio::join!(alice.call(RANGE, all.encode_to_vec()), script);
+            if is_served {
+                outcome.message();
+            } else {
+                let told = Refusal::ANSWER_TOO_LARGE;
+                assert_eq!(outcome.end.told(), (Code::ResourceExhausted, told.message()));
+            }
+        }
     });
 }
 

@@ -2,67 +2,14 @@
 
 use keyward::members::membership::AuthSetting;
 use keyward::tasks::Tasks;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
 use crate::client::Client;
 use crate::member::Member;
+use crate::raw_client::{GOAWAY, PROTOCOL_ERROR, RST_STREAM, RawClient, SETTINGS};
 use crate::rig::{Keyward, paused};
 use crate::words::{RANGE, range, ranged};
 
-const SETTINGS: u8 = 4;
-const GOAWAY: u8 = 7;
-const RST_STREAM: u8 = 3;
-const PROTOCOL_ERROR: [u8; 4] = [0, 0, 0, 1];
 const ODD: &str = "#initially=[127.0.0.1:2379]";
-
-/// A client that writes frames itself, since no library would write these.
-struct Raw(DuplexStream);
-
-impl Raw {
-    async fn connect(keyward: &Keyward) -> Self {
-        let mut raw = Self(keyward.connect());
-        raw.0.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("room");
-        raw.frame(SETTINGS, 0, 0, &[]).await;
-        raw
-    }
-
-    async fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-        let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
-        let head = [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat();
-        self.0.write_all(&head).await.expect("room");
-    }
-
-    /// A Range of one key.
-    async fn asks(&mut self, stream: u32, authority: &str) {
-        let fields = [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", RANGE),
-            (":authority", authority),
-            ("content-type", "application/grpc"),
-            ("te", "trailers"),
-        ];
-        let string = |text: &str| [&[u8::try_from(text.len()).expect("short")], text.as_bytes()].concat();
-        let field = |(name, value): (&str, &str)| [vec![0], string(name), string(value)].concat();
-        self.frame(1, 4, stream, &fields.map(field).concat()).await;
-        let message = range("k");
-        let length = u32::try_from(message.len()).expect("short").to_be_bytes();
-        self.frame(0, 1, stream, &[&[0], &length[..], &message].concat()).await;
-    }
-
-    /// The next frame of this kind; `None` at the end.
-    async fn next(&mut self, kind: u8) -> Option<Vec<u8>> {
-        loop {
-            let mut head = [0; 9];
-            self.0.read_exact(&mut head).await.ok()?;
-            let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
-            self.0.read_exact(&mut payload).await.ok()?;
-            if head[3] == kind {
-                return Some(payload);
-            }
-        }
-    }
-}
 
 fn keyward(accept: &str) -> (Member, Keyward) {
     let member = Member::new(1, &Tasks::default());
@@ -82,7 +29,7 @@ fn such_a_client_is_served_call_after_call() {
     paused(async {
         let (member, keyward) = keyward("");
         for odd in [ODD, "/run/keyward.sock", "run%2Fkeyward.sock"] {
-            let mut raw = Raw::connect(&keyward).await;
+            let mut raw = RawClient::connect(&keyward).await;
             for call in 0..3 {
                 raw.asks(2 * call + 1, odd).await;
                 let mut called = member.called(RANGE).await;
@@ -100,7 +47,7 @@ fn such_a_client_is_served_call_after_call() {
 fn where_the_listener_says_no_the_library_refuses_it() {
     paused(async {
         let (member, keyward) = keyward("accept_odd_authority = false\n");
-        let mut raw = Raw::connect(&keyward).await;
+        let mut raw = RawClient::connect(&keyward).await;
         raw.asks(1, ODD).await;
         assert_eq!(raw.next(RST_STREAM).await.expect("refused"), PROTOCOL_ERROR);
         assert_eq!(counted(&keyward).0, 0);
@@ -116,7 +63,7 @@ fn where_the_listener_says_no_the_library_refuses_it() {
 fn an_ordinary_connection_stays_in_the_librarys_hands() {
     paused(async {
         let (member, keyward) = keyward("");
-        let mut raw = Raw::connect(&keyward).await;
+        let mut raw = RawClient::connect(&keyward).await;
         raw.asks(1, "etcd").await;
         member.called(RANGE).await.reply(&ranged(1)).await;
         assert!(raw.next(0).await.is_some());
@@ -130,7 +77,7 @@ fn an_ordinary_connection_stays_in_the_librarys_hands() {
 fn what_is_in_doubt_ends_with_goaway_and_is_counted() {
     paused(async {
         let (member, keyward) = keyward("");
-        let mut raw = Raw::connect(&keyward).await;
+        let mut raw = RawClient::connect(&keyward).await;
         raw.asks(1, ODD).await;
         member.called(RANGE).await.reply(&ranged(1)).await;
         assert!(raw.next(0).await.is_some());
@@ -149,7 +96,7 @@ fn what_is_in_doubt_ends_with_goaway_and_is_counted() {
 fn no_other_table_size_is_announced() {
     paused(async {
         let (_member, keyward) = keyward("");
-        let mut raw = Raw::connect(&keyward).await;
+        let mut raw = RawClient::connect(&keyward).await;
         let settings = raw.next(SETTINGS).await.expect("settings");
         assert!(
             !settings.is_empty() && settings.chunks(6).all(|setting| setting[..2] != [0, 1]),

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use h2::Reason;
 use keyward::members::membership::{AuthSetting, MembershipHint};
+use keyward::pb::etcdserverpb::{MemberAddRequest, MemberAddResponse};
 use keyward::refusal::Code;
 use keyward::tasks::Tasks;
+use prost::Message as _;
 use tokio::time::Instant;
 
 use crate::client::{Client, Outcome};
@@ -335,6 +337,40 @@ fn a_refusal_that_proves_nothing_was_applied_sends_a_write_elsewhere() {
                 nothing_else(&members);
             }
         }
+    });
+}
+
+/// A member that started a moment ago knows nothing of its peers' health; the others do.
+#[test]
+fn a_member_is_added_by_another_where_one_calls_the_cluster_unhealthy() {
+    const MEMBER_ADD: &str = "/etcdserverpb.Cluster/MemberAdd";
+    const UNHEALTHY: &str = "etcdserver: unhealthy cluster";
+    paused(async {
+        let add = MemberAddRequest { peer_ur_ls: vec!["http://m4:2380".into()], is_learner: false };
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let script = async {
+            let (first, call) = next_of(&members).await;
+            call.refuse(Code::Unavailable, UNHEALTHY);
+            let (second, call) = next_of(&members).await;
+            assert_ne!(first, second);
+            call.reply(&MemberAddResponse::default().encode_to_vec()).await;
+        };
+        tokio::join!(client.call(MEMBER_ADD, add.encode_to_vec()), script).0.message();
+        // Where all say so it is the truth.
+        let (asked, began) = (std::cell::Cell::new(0), Instant::now());
+        let refusing = async {
+            loop {
+                next_of(&members).await.1.refuse(Code::Unavailable, UNHEALTHY);
+                asked.set(asked.get() + 1);
+            }
+        };
+        let outcome = tokio::select! {
+            outcome = client.call(MEMBER_ADD, add.encode_to_vec()) => outcome,
+            never = refusing => never,
+        };
+        assert_eq!(outcome.end.told(), (Code::Unavailable, UNHEALTHY));
+        assert!(asked.get() >= 3, "asked {} times in {:?}", asked.get(), began.elapsed());
     });
 }
 
