@@ -117,7 +117,7 @@ pub fn verify(files: &[PathBuf], public_key: Option<&Path>) -> Result<VerifiedFi
         HeadPublicKey::read(path).map_err(|source| AuditFilesError::Key { path: path.to_owned(), source })
     });
     let key = key.transpose()?;
-    let files = files.iter().map(|path| AuditFileEnds::read(path)).collect::<Result<Vec<_>, _>>()?;
+    let files = chained(files).map(|path| AuditFileEnds::read(path)).collect::<Result<Vec<_>, _>>()?;
     let mut replicas = Vec::new();
     for mut files in by_replica(files) {
         files.sort_by(|one, other| one.place().cmp(&other.place()));
@@ -244,10 +244,17 @@ fn open(path: &Path) -> Result<BufReader<File>, AuditFilesError> {
     opened.map_err(|source| AuditFilesError::Unreadable { path: path.to_owned(), source })
 }
 
+/// The files with lines of a chain: a pattern like `audit.log*` names the ends torn off by crashes, too.
+fn chained(files: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
+    let is_torn = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "torn");
+    let has_others = files.iter().any(|path| !is_torn(path));
+    files.iter().filter(move |path| !(has_others && is_torn(path)))
+}
+
 /// The files by the number of their first line. A file whose first line is bad comes last.
 fn in_order(files: &[PathBuf]) -> Result<Vec<PathBuf>, AuditFilesError> {
     let mut numbered = Vec::new();
-    for path in files {
+    for path in chained(files) {
         let line = first_line(path)?;
         numbered.push((ChainedLine::read(&line).map_or(u64::MAX, |line| line.seq), path.clone()));
     }

@@ -87,3 +87,15 @@ fn a_replica_that_was_renamed_between_two_starts_is_one_chain() {
         assert!(stdout.starts_with("6 records, 1 to 6, "), "{stdout}");
     }
 }
+
+/// After a crash, `audit.log*` names the torn end beside the log as well.
+#[test]
+fn a_torn_end_beside_the_log_is_no_part_of_the_chain() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = lines(&mut Chain::new("a", ChainEnd::default()), &["start", "change"]);
+    let torn = ("audit.log.torn", "{\"v\":1,\"se\n");
+    let (code, stdout, stderr) = verify(folder.path(), &[("audit.log", &log), torn]);
+    assert_eq!((code, &*stderr), (0, ""));
+    assert!(stdout.starts_with("2 records, 1 to 2, "), "{stdout}");
+    assert_eq!(verify(folder.path(), &[torn]).0, 1, "it alone is not passed over");
+}
