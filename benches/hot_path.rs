@@ -313,8 +313,13 @@ fn decisions(criterion: &mut Criterion) {
 
 /// An audit log in a file of the folder.
 fn audit_log(folder: &Path) -> (Arc<AuditLog>, AuditCloseGuard) {
-    let file =
-        AuditFileSettings { path: folder.join("audit.log"), max_size: 1 << 30, max_age: None, keep: 1 };
+    let file = AuditFileSettings {
+        path: folder.join("audit.log"),
+        max_size: 1 << 30,
+        max_age: None,
+        keep: 1,
+        keep_for: None,
+    };
     let settings = AuditSettings {
         events: [AuditEvent::Change].into_iter().collect(),
         file: Some(file),
