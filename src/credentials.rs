@@ -27,6 +27,7 @@ mod scripted_member;
 mod signed_identity;
 mod signing_revision;
 mod single_flight;
+mod store_hash;
 #[cfg(test)]
 mod tests;
 mod token_signer;

@@ -5,6 +5,7 @@
 //! are reported and never count as healthy; no finding contains a secret.
 
 mod checks;
+mod member_hashes;
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use crate::gateway::caller::Identities;
 use crate::identity::MemberId;
 use crate::members::discovery::keyward_page::keywards_among;
 use crate::members::discovery::metrics_page::{MemberHealthFigures, examine};
+use crate::members::discovery::store_hashes::StoreHashes;
 use crate::members::discovery::survey::ClusterSurvey;
 use crate::members::membership::{AuthSetting, MembersHandle, Membership};
 use crate::policy::unreachable_rules::unreachable_rules;
@@ -32,6 +34,8 @@ use crate::revocation::RevocationRegister;
 use crate::telemetry::printable::escaped;
 use crate::usage::register::UsageRegister;
 use checks::DoctorInputs;
+
+pub use member_hashes::LastHashes;
 
 /// The result of one examination.
 #[derive(Debug, Serialize, Deserialize)]
@@ -93,11 +97,22 @@ pub struct Doctor {
     pub usage: Arc<UsageRegister>,
     /// The audit log, if on.
     pub audit: Option<Arc<AuditLog>>,
+    /// The hashes of the members' stores.
+    pub last_hashes: LastHashes,
+}
+
+/// The purpose of an examination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExaminedFor {
+    /// A command of an operator.
+    Command,
+    /// A page that is open, and has an examination again and again.
+    Page,
 }
 
 impl Doctor {
     /// Runs one examination.
-    pub async fn examine(&self) -> DoctorReport {
+    pub async fn examine(&self, examined_for: ExaminedFor) -> DoctorReport {
         let members = self.members.snapshot.load_full();
         let asked = members.members.iter().map(async |member| {
             (member.id, examine(&self.pages.connector, &member.endpoint, member.resolved_ip).await)
@@ -107,6 +122,7 @@ impl Doctor {
         let (examined, keywards): (Vec<(MemberId, Option<MemberHealthFigures>)>, _) =
             tokio::join!(join_all(asked), keywards);
         let root_holders = self.root_holders(&config, &members).await;
+        let hashes = self.member_hashes(examined_for).await;
         DoctorInputs {
             now: SystemTime::now(),
             config: &config,
@@ -115,6 +131,7 @@ impl Doctor {
             auth: self.members.auth.now(),
             examined: &examined,
             keywards: &keywards,
+            hashes: &hashes,
             revocations_known: self.register.is_known(),
             stored_policy: self.policy.as_ref().map(PolicyRegister::status).as_deref(),
             unreachable: &unreachable_rules(&config, self.identities.load().policy().document()),
@@ -163,6 +180,7 @@ pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> D
         auth: survey.map_or(AuthSetting::Unknown, |survey| survey.auth),
         examined: survey.map_or(&[], |survey| &survey.examined),
         keywards: survey.map_or(&[], |survey| &survey.keywards),
+        hashes: survey.map_or(&StoreHashes::default(), |survey| &survey.hashes),
         revocations_known: true,
         stored_policy: None,
         unreachable: &unreachable_rules(config, &config.policy.document),

@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
 use super::AdminState;
-use super::doctor::{Doctor, DoctorReport};
+use super::doctor::{Doctor, DoctorReport, ExaminedFor};
 use super::drain::{Progress, Stage};
 use super::operator_actions::OperatorActions;
 use super::revocation_effect::RevocationEffect;
@@ -456,7 +456,7 @@ impl AdminCommandService {
     async fn answer_read_only(&self, command: &AdminCommand) -> AdminAnswer {
         match command {
             AdminCommand::Status {} => AdminAnswer::Status(Box::new(self.state.status())),
-            AdminCommand::Doctor {} => AdminAnswer::Doctor(self.doctor.examine().await),
+            AdminCommand::Doctor {} => AdminAnswer::Doctor(self.doctor.examine(ExaminedFor::Command).await),
             AdminCommand::Show { topic } => match self.viewer.view(*topic).await {
                 Ok(view) => AdminAnswer::View(view),
                 Err(silent) => AdminAnswer::Failed(silent.to_string()),

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 use super::ServeError;
 use super::shard_service::ShardParts;
-use crate::admin::doctor::Doctor;
+use crate::admin::doctor::{Doctor, LastHashes};
 use crate::admin::drain::Exit;
 use crate::admin::operator_actions::OperatorActions;
 use crate::admin::other_replicas::OtherReplicas;
@@ -64,6 +64,7 @@ pub(super) fn admin_commands(
         policy: policy.clone(),
         credentials: Arc::clone(&parts.credentials),
         audit: parts.audit.clone(),
+        last_hashes: LastHashes::default(),
     };
     let (sealer, audit) = (Arc::clone(&parts.sealer), parts.audit.clone());
     let state = Arc::new(state);

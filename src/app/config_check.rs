@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::ServeError;
 use crate::admin::doctor::{DoctorReport, Finding, Severity, judge_configuration};
 use crate::config::{Config, ConfigFaults, ConfigWarning};
-use crate::members::discovery::survey::{ClusterSurvey, survey};
+use crate::members::discovery::survey::{ClusterSurvey, SurveyExtent, survey};
 use crate::tasks::Tasks;
 
 /// Time limit of the look at a cluster with silent members.
@@ -65,7 +65,7 @@ impl ConfigReport {
     /// # Errors
     /// The connections to members cannot be set up.
     pub fn of_config(config: &Config, warnings: &[ConfigWarning], dial: bool) -> Result<Self, ServeError> {
-        let survey = dial.then(|| look_at_cluster(config)).transpose()?;
+        let survey = dial.then(|| look_at_cluster(config, SurveyExtent::MembersAndStores)).transpose()?;
         let mut report = judge_configuration(config, survey.as_ref());
         report.findings.extend(warnings.iter().map(|warning| Finding {
             severity: Severity::Warning,
@@ -95,13 +95,13 @@ impl ConfigReport {
 ///
 /// # Errors
 /// The connections to members cannot be set up.
-pub(super) fn look_at_cluster(config: &Config) -> Result<ClusterSurvey, ServeError> {
+pub(super) fn look_at_cluster(config: &Config, extent: SurveyExtent) -> Result<ClusterSurvey, ServeError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build_local(tokio::runtime::LocalOptions::default())?;
     let connector = super::connector(&config.cluster)?;
     let tasks = Tasks::default();
-    let seen = runtime.block_on(survey(&config.cluster, connector, DIAL, &tasks));
+    let seen = runtime.block_on(survey(&config.cluster, connector, (DIAL, extent), &tasks));
     // A name lookup may still hang in a thread.
     runtime.shutdown_background();
     Ok(seen)

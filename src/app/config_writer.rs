@@ -15,7 +15,7 @@ use super::ServeError;
 use super::config_check::look_at_cluster;
 use crate::config::{Config, FlagSetting};
 use crate::members::discovery::member_flags::MemberFlags;
-use crate::members::discovery::survey::ClusterSurvey;
+use crate::members::discovery::survey::{ClusterSurvey, SurveyExtent};
 use crate::members::membership::{
     AbsenceReason, AuthSetting, Member, PeerUrls, Readiness, Role, UnreadyReason,
 };
@@ -48,7 +48,7 @@ const GRPC_OVERHEAD: u64 = 1 << 19;
 /// # Errors
 /// See [`NoConfiguration`].
 pub fn configuration_of_cluster(config: &Config, flags: &[FlagSetting]) -> Result<String, NoConfiguration> {
-    let survey = look_at_cluster(config)?;
+    let survey = look_at_cluster(config, SurveyExtent::Members)?;
     let members = &survey.membership;
     if members.members.is_empty() {
         let reasons = members.unanswered.iter().map(|at| format!("\n{}: {}", at.endpoint, at.why));
@@ -394,6 +394,7 @@ mod tests {
     use super::*;
     use crate::config::{ConfigSources, Endpoint, Scheme};
     use crate::identity::{ClusterId, MemberId};
+    use crate::members::discovery::store_hashes::StoreHashes;
     use crate::members::membership::Membership;
     use crate::members::version::Version;
 
@@ -446,6 +447,7 @@ mod tests {
             auth,
             examined: Vec::new(),
             flags,
+            hashes: StoreHashes::default(),
             keywards: Vec::new(),
             certificates: Vec::new(),
             login_failure: None,

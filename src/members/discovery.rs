@@ -23,6 +23,7 @@ mod probe;
 mod probe_time_limit;
 mod probed_address;
 mod seeds;
+pub mod store_hashes;
 pub mod survey;
 #[cfg(test)]
 mod tests;

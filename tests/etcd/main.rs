@@ -164,6 +164,8 @@ mod signed;
 #[cfg(test)]
 mod snapshots;
 #[cfg(test)]
+mod split_members;
+#[cfg(test)]
 mod steady;
 #[cfg(test)]
 mod stored_policy;

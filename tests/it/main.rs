@@ -56,6 +56,8 @@ mod forged_sessions;
 #[cfg(test)]
 mod guesses;
 #[cfg(test)]
+mod hashed_stores;
+#[cfg(test)]
 mod hedges;
 #[cfg(test)]
 mod honest_ends;

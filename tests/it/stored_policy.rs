@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use keyward::admin::doctor::ExaminedFor;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::compare::TargetUnion;
 use keyward::pb::etcdserverpb::request_op::Request;
@@ -315,7 +316,7 @@ fn a_rule_of_no_caller_is_applied_on_demand_only() {
         };
         let applied = replica.policy.execute(command, Some(0)).await.expect("applied");
         assert!(applied.text.contains("warning: policy: binding[1]"), "{}", applied.text);
-        let found = replica.keyward.admin().doctor.examine().await.findings;
+        let found = replica.keyward.admin().doctor.examine(ExaminedFor::Command).await.findings;
         let found: Vec<_> = found.iter().filter(|found| found.check == "rule_unreachable").collect();
         assert!(matches!(found[..], [one] if one.about == "policy: binding[1]"), "{found:?}");
         replica.apply(ROLE).await.expect("applied");

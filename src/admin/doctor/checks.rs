@@ -1,8 +1,9 @@
 //! The checks of `keyward doctor`.
 //!
 //! Owns: every check, its threshold and its fix. Must not know: how the inputs were gathered; the time is an
-//! argument. Invariants: a check without its inputs adds an entry to `unseen` and no finding; every command
-//! in a fix exists in etcdctl, etcdutl or keyward.
+//! argument. Invariants: a check without its inputs adds an entry to `unseen` and no finding, unless a sound
+//! configuration keeps the inputs from Keyward (the hashes of the stores); every command in a fix exists in
+//! etcdctl, etcdutl or keyward.
 
 mod alarms;
 mod audit_retention;
@@ -32,6 +33,7 @@ use crate::downstream::connection_table::ConnectionOccupancy;
 use crate::identity::{MemberId, UserName};
 use crate::members::discovery::keyward_page::KeywardEndpoint;
 use crate::members::discovery::metrics_page::MemberHealthFigures;
+use crate::members::discovery::store_hashes::StoreHashes;
 use crate::members::fitness::LAG;
 use crate::members::membership::{
     AbsenceReason, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState, UnreadyReason,
@@ -73,6 +75,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) examined: &'a [(MemberId, Option<MemberHealthFigures>)],
     /// The configured endpoints that are no members, but a Keyward.
     pub(super) keywards: &'a [KeywardEndpoint],
+    /// The hashes of the members' stores; empty where etcd tells them to root alone.
+    pub(super) hashes: &'a StoreHashes,
     pub(super) revocations_known: bool,
     /// The state of the policy stored in etcd, if configured.
     pub(super) stored_policy: Option<&'a PolicyStoreStatus>,

@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 
 use super::page_sample::{ClientSelection, PageSample, PageSources, PageVerdict};
+use crate::admin::doctor::ExaminedFor;
 use crate::admin::drain::Stage;
 use crate::tasks::{TaskHandle, Tasks};
 
@@ -187,7 +188,7 @@ impl PageEvents {
         last.begun = Some(Instant::now());
         let (sources, verdict) = (Rc::clone(&self.sources), Rc::clone(&self.verdict));
         let examination = async move {
-            let report = sources.doctor.examine().await;
+            let report = sources.doctor.examine(ExaminedFor::Page).await;
             verdict.borrow_mut().verdict = Some(PageVerdict::of(report, sources.content));
         };
         last.running = Some(self.tasks.spawn("status page examination", examination));

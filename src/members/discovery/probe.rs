@@ -33,10 +33,10 @@ use crate::members::discovery::probe_time_limit::LEAST;
 use crate::members::membership::{AuthSetting, Role};
 use crate::pb::etcdserverpb::auth_client::AuthClient;
 use crate::pb::etcdserverpb::{AuthenticateRequest, MemberListResponse, ResponseHeader};
-pub(super) use calls::is_refused_login;
+pub(super) use calls::{ProbeCallError, heard, is_refused_login, with_token};
 use calls::{
-    ProbeCallError, count_one_key, header_of_a_watch, is_in_its_list, listed, member_list,
-    member_list_with_leader, status, told_by_list, told_by_status,
+    count_one_key, header_of_a_watch, is_in_its_list, listed, member_list, member_list_with_leader, status,
+    told_by_list, told_by_status,
 };
 
 /// Time limit of a login, long enough for etcd's own request limit. A login given up earlier still costs the

@@ -16,6 +16,7 @@ use super::keyward_page::{KeywardEndpoint, keywards_among};
 use super::member_flags::{MemberFlags, read_flags};
 use super::metrics_page::{MemberHealthFigures, examine};
 use super::probe::is_refused_login;
+use super::store_hashes::{HashAnswer, StoreHashes, hash_kv, read_hashes};
 use crate::config::{ClientTls, Cluster, EtcdLogin};
 use crate::dial::connect::Connector;
 use crate::identity::MemberId;
@@ -41,6 +42,8 @@ pub struct ClusterSurvey {
     pub examined: Vec<(MemberId, Option<MemberHealthFigures>)>,
     /// The flags of each member, where the member tells its command line.
     pub flags: HashMap<MemberId, MemberFlags>,
+    /// The hashes of the members' stores, if wanted and told without a login.
+    pub hashes: StoreHashes,
     /// The configured endpoints that are no members, but a Keyward.
     pub keywards: Vec<KeywardEndpoint>,
     /// The certificate shown by each member, by `host:port`.
@@ -49,8 +52,22 @@ pub struct ClusterSurvey {
     pub login_failure: Option<String>,
 }
 
+/// The extent of a survey.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SurveyExtent {
+    /// The members and their pages.
+    Members,
+    /// The hashes of the members' stores too, which cost each member time.
+    MembersAndStores,
+}
+
 /// Looks at the cluster, for `limit` at most while a member is silent.
-pub async fn survey(config: &Cluster, connector: Connector, limit: Duration, tasks: &Tasks) -> ClusterSurvey {
+pub async fn survey(
+    config: &Cluster,
+    connector: Connector,
+    (limit, extent): (Duration, SurveyExtent),
+    tasks: &Tasks,
+) -> ClusterSurvey {
     let discovery = Members::new(config, connector.clone());
     let channels = discovery.channels();
     let handle = discovery.start(tasks);
@@ -79,8 +96,16 @@ pub async fn survey(config: &Cluster, connector: Connector, limit: Duration, tas
         examined.push((id, figures));
         flags.extend(told.map(|told| (id, told)));
     }
+    let mut hashes = StoreHashes::default();
+    if extent == SurveyExtent::MembersAndStores && auth != AuthSetting::Unknown {
+        let ask = async |member, revision| match channels.load().get(&member).cloned() {
+            Some(channel) => hash_kv(channel, None, revision).await,
+            None => HashAnswer::Nothing,
+        };
+        hashes = read_hashes(|| handle.snapshot.load_full(), ask).await;
+    }
     let certificates = connector.shown_certificates();
-    ClusterSurvey { membership, auth, examined, flags, keywards, certificates, login_failure }
+    ClusterSurvey { membership, auth, examined, flags, hashes, keywards, certificates, login_failure }
 }
 
 /// True if nothing more is to be learned: every address and every listed member has answered well.

@@ -10,6 +10,7 @@ use super::*;
 use crate::config::Endpoint;
 use crate::downstream::connection_table::ClientAddress;
 use crate::identity::ClusterId;
+use crate::members::discovery::store_hashes::{HashObstacle, StoreHash};
 use crate::members::fitness::store_status::StoreStatus;
 use crate::members::membership::{AbsentMember, ForeignAddress, MemberPeerUrls};
 use crate::members::version::Version;
@@ -30,6 +31,7 @@ struct Scene {
     auth: AuthSetting,
     examined: Vec<(MemberId, Option<MemberHealthFigures>)>,
     keywards: Vec<KeywardEndpoint>,
+    hashes: StoreHashes,
     revocations_known: bool,
     stored_policy: Option<PolicyStoreStatus>,
     root_holders: RootHolders,
@@ -95,6 +97,7 @@ impl Scene {
             auth: AuthSetting::On,
             examined: (1..4).map(|id| (MemberId(id), Some(known.clone()))).collect(),
             keywards: Vec::new(),
+            hashes: StoreHashes::default(),
             revocations_known: true,
             stored_policy: None,
             root_holders: RootHolders::default(),
@@ -151,6 +154,7 @@ impl Scene {
             auth: self.auth,
             examined: &self.examined,
             keywards: &self.keywards,
+            hashes: &self.hashes,
             revocations_known: self.revocations_known,
             stored_policy: self.stored_policy.as_ref(),
             unreachable: &crate::policy::unreachable_rules::unreachable_rules(
@@ -206,6 +210,51 @@ fn members_that_applied_the_same_and_differ_are_told() {
     third_at(1, 999, 9).finds(&[]);
     let said = third_at(1, 1000, 9).finds(&[(Error, "members_differ")]);
     assert!(said.contains("raft entry 1000 applied by both, the revisions are 0 and 1"), "{said}");
+}
+
+#[test]
+fn members_with_other_contents_behind_the_same_revision_are_told() {
+    let hashed = |hashes: &[(u64, i64, u32)], unread: &[(u64, HashObstacle)]| {
+        let hash = |&(member, compact_revision, hash): &(u64, i64, u32)| StoreHash {
+            member: MemberId(member),
+            version: None,
+            compact_revision,
+            hash,
+        };
+        Scene::new().with(|scene| {
+            scene.hashes = StoreHashes {
+                revision: 70,
+                hashes: hashes.iter().map(hash).collect(),
+                unread: unread.iter().map(|(member, why)| (MemberId(*member), *why)).collect(),
+            }
+        })
+    };
+    hashed(&[(1, 60, 7), (2, 60, 7), (3, 60, 7)], &[]).finds(&[]);
+    hashed(&[(1, 60, 7), (2, 60, 7), (3, 61, 8)], &[]).finds(&[]);
+    hashed(&[(1, 60, 7)], &[]).finds(&[]);
+    let said = hashed(&[(1, 60, 7), (2, 60, 8), (3, 60, 7)], &[]).finds(&[(Error, "members_differ")]);
+    assert!(
+        said.starts_with(
+            "error [members_differ] m2 (2): the stores differ: at revision 70, compacted at 60, the HashKV \
+             hashes are 7 at m1 (1), m3 (3); 8 at m2 (2)\n    fix: keep m1 (1), m3 (3), which agree"
+        ),
+        "{said}"
+    );
+    // Two of three are no majority without the third, if they differ.
+    let said = hashed(&[(1, -1, 7), (2, -1, 8)], &[]).finds(&[(Error, "members_differ")]);
+    assert!(
+        said.contains("m1 (1), m2 (2): the stores differ: at revision 70 the")
+            && said.contains("no majority"),
+        "{said}"
+    );
+    let said = hashed(&[(1, -1, 7), (2, -1, 8), (3, -1, 9)], &[]).finds(&[(Error, "members_differ")]);
+    assert!(said.contains("no majority"), "{said}");
+    let unread = hashed(&[(1, 60, 7), (3, 60, 7)], &[(2, HashObstacle::Large)]).report();
+    assert_eq!(
+        unread.unseen,
+        ["m2 (2): the hash of its store: it has more than 2 GiB: etcdctl endpoint hashkv"]
+    );
+    assert_eq!(unread.worst(), Some(Severity::Note));
 }
 
 #[test]

@@ -89,7 +89,10 @@ pub(super) async fn header_of_a_watch(channel: Channel) -> Option<ResponseHeader
     header
 }
 
-pub(super) fn with_token<T>(message: T, token: Option<AsciiMetadataValue>) -> Request<T> {
+pub(in crate::members::discovery) fn with_token<T>(
+    message: T,
+    token: Option<AsciiMetadataValue>,
+) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(token) = token {
         request.metadata_mut().insert("token", token);
@@ -99,7 +102,7 @@ pub(super) fn with_token<T>(message: T, token: Option<AsciiMetadataValue>) -> Re
 
 /// The meaning of a call without a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ProbeCallError {
+pub(in crate::members::discovery) enum ProbeCallError {
     BadToken,
     NoUser,
     Denied,
@@ -121,7 +124,7 @@ pub(super) async fn limited<T>(
 }
 
 /// Maps etcd's error texts (rpctypes/error.go, and auth/store.go in versions returning raw errors).
-pub(super) fn heard(status: &Status) -> ProbeCallError {
+pub(in crate::members::discovery) fn heard(status: &Status) -> ProbeCallError {
     match status.message() {
         "etcdserver: user name is empty" | "auth: user name is empty" => ProbeCallError::NoUser,
         "etcdserver: invalid auth token"
