@@ -51,6 +51,7 @@ pub mod slow_calls;
 pub mod streams;
 pub mod unary_request;
 pub mod unread_answers;
+mod unread_need;
 pub mod usage_limits;
 pub mod vulnerable_members;
 pub mod whole_answer;

@@ -7,6 +7,8 @@
 //! known to etcd is etcd's, byte for byte (Go's `rpctypes.Error` compares only the text). Keyward's own texts
 //! begin with `keyward:`.
 
+mod unread_refusals;
+
 use std::borrow::Cow;
 use std::fmt;
 
@@ -123,12 +125,6 @@ impl Refusal {
     pub const MEMBER_URLS: Self = malformed("etcdserver: given member URLs are invalid");
     /// A RoleGrantPermission without a permission, in the words of etcd 3.5.
     pub const NO_PERMISSION_GIVEN: Self = malformed("etcdserver: permission not given");
-    /// An answer with keys to rewrite does not fit into the buffer of unread answers.
-    pub const ANSWER_TOO_LARGE: Self = refusal(
-        RefusalReason::TooLarge,
-        Code::ResourceExhausted,
-        "keyward: the answer is too large to be held whole, as namespaces and limits need; ask for less",
-    );
     /// A single revision of a watch exceeds the buffer of a watch.
     pub const REVISION_TOO_LARGE: Self = refusal(
         RefusalReason::TooLarge,

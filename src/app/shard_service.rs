@@ -24,7 +24,7 @@ use crate::audit::log::AuditLog;
 use crate::config::Config;
 use crate::credentials::Credentials;
 use crate::dial::connect::Connector;
-use crate::downstream::acceptor::{AcceptedConnection, ClientSocket, OpenListener};
+use crate::downstream::acceptor::{AcceptedConnection, ClientSocket, OpenListener, UnknownProtocolSocket};
 use crate::downstream::client_body::ClientBody;
 use crate::downstream::client_certificate::ClientCertificate;
 use crate::downstream::client_connection::{
@@ -206,10 +206,11 @@ impl ShardService {
     /// Serves connections until the acceptors are gone, then waits for the last connection's end.
     pub async fn run(self, mut intake: mpsc::Receiver<AcceptedConnection>) {
         while let Some(accepted) = intake.recv().await {
+            let socket = UnknownProtocolSocket::of(&accepted.socket);
             match adopt(accepted.socket) {
                 Ok(stream) => {
                     let AcceptedConnection { listener, remote, shard_count: slot, place, .. } = accepted;
-                    self.serve(&listener, stream, remote, place, slot);
+                    self.serve(&listener, (stream, socket), remote, place, slot);
                 }
                 Err(error) => tracing::debug!(%error, "a socket could not be taken over"),
             }
@@ -227,7 +228,7 @@ impl ShardService {
         keep: impl Sized + 'static,
     ) {
         if let Some(listener) = self.listeners.get(listener) {
-            self.serve(listener, stream, remote, ConnectionPlace::unlisted(), keep);
+            self.serve(listener, (stream, None), remote, ConnectionPlace::unlisted(), keep);
         }
     }
 
@@ -235,7 +236,7 @@ impl ShardService {
     fn serve(
         &self,
         listener: &Arc<OpenListener>,
-        stream: ByteStream,
+        (stream, socket): (ByteStream, Option<UnknownProtocolSocket>),
         remote: Option<SocketAddr>,
         place: ConnectionPlace,
         keep: impl Sized + 'static,
@@ -288,7 +289,7 @@ impl ShardService {
         let odd_authority = listener.config.accept_odd_authority.then(|| Arc::clone(&self.metrics));
         let figures = self.metrics.connection_figures.clone();
         let turns = self.turns.clone();
-        let beginning = ConnectionInputs { place, figures, turns, proxied, tls, odd_authority };
+        let beginning = ConnectionInputs { place, figures, turns, socket, proxied, tls, odd_authority };
         let (ends, tasks) = (Rc::clone(&self.ends), self.tasks.clone());
         let name = Arc::clone(&listener.config.name);
         // Not an async block: it would hold a second copy of everything passed to `serve`.

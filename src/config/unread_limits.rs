@@ -10,6 +10,6 @@ use std::time::Duration;
 pub struct UnreadLimits {
     /// Bytes of unread answers, over all shards. A connection may use half of its shard's part.
     pub buffer: usize,
-    /// An unread answer without any progress for so long is aborted.
+    /// An unread answer without any progress for so long loses its room to any answer that waits.
     pub timeout: Duration,
 }

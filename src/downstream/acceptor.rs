@@ -71,6 +71,30 @@ pub enum ClientSocket {
     Unix(std::os::unix::net::UnixStream),
 }
 
+/// A handle on a socket, held until the client's protocol is known.
+pub struct UnknownProtocolSocket(std::net::TcpStream);
+
+impl UnknownProtocolSocket {
+    /// A handle on `socket`; `None` if no such time limit applies to the socket.
+    #[must_use]
+    pub fn of(socket: &ClientSocket) -> Option<Self> {
+        match socket {
+            ClientSocket::Tcp(stream) => stream.try_clone().ok().map(Self),
+            ClientSocket::Unix(_) => None,
+        }
+    }
+
+    /// Ends the kernel's limit on unacknowledged data: the kernel counts data held back by a closed window as
+    /// unacknowledged, and so would end the connection of a client that pauses. HTTP/2's window closes before
+    /// TCP's does.
+    pub fn allow_pauses(self) {
+        #[cfg(target_os = "linux")]
+        if let Err(error) = SockRef::from(&self.0).set_tcp_user_timeout(None) {
+            tracing::debug!(%error, "a client's socket keeps its time limit");
+        }
+    }
+}
+
 /// The client, as known from the socket.
 #[derive(Clone, Copy)]
 enum SocketPeer {
@@ -210,7 +234,7 @@ impl AsFd for BoundListener {
 }
 
 /// Makes the kernel end a connection to a dead machine: after unacknowledged data for as long as a client may
-/// be silent, or after unanswered probes.
+/// be silent, except over HTTP/1, or after unanswered probes.
 fn set_timers(socket: SockRef<'_>, pings: Option<ClientPings>) -> io::Result<()> {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_AGAIN);
     socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_TIMES))?;
@@ -318,6 +342,25 @@ mod tests {
                 + socket.tcp_keepalive_interval().expect("told")
                     * socket.tcp_keepalive_retries().expect("told");
             assert_eq!(silence, Duration::from_secs(50));
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn the_kernel_lets_a_client_pause_once_that_is_allowed() {
+        let listening = BoundListener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into())).expect("binds");
+        let address = listening.local().expect("an address");
+        let pings = ClientPings { interval: Duration::from_secs(7), timeout: Duration::from_secs(4) };
+        for is_allowed in [false, true] {
+            let _client = std::net::TcpStream::connect(address).expect("connected");
+            let (socket, _) = listening.accept(Some(pings)).await.expect("accepted");
+            let unknown = UnknownProtocolSocket::of(&socket).expect("over TCP");
+            if is_allowed {
+                unknown.allow_pauses();
+            }
+            let ClientSocket::Tcp(socket) = socket else { panic!("over TCP") };
+            let told = SockRef::from(&socket).tcp_user_timeout().expect("told");
+            assert_eq!(told.is_none_or(|told| told.is_zero()), is_allowed);
         }
     }
 }

@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::config::ClientPings;
+use crate::downstream::acceptor::UnknownProtocolSocket;
 use crate::downstream::client_body::{ClientBody, ReplyBody};
 use crate::downstream::client_certificate::UnreadableCertificate;
 use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, ConnectionsFull};
@@ -76,6 +77,8 @@ pub struct ConnectionInputs {
     pub figures: ConnectionMetrics,
     /// Counts the turns of the shard's connections.
     pub turns: ShardTurns,
+    /// The socket, for a client over TCP.
+    pub socket: Option<UnknownProtocolSocket>,
     /// True if a balancer's header with the client's address precedes all other bytes.
     pub proxied: bool,
     /// TLS settings, if TLS is on.
@@ -184,7 +187,7 @@ where
     B: ReplyBody + Unpin + 'static,
 {
     let began = Instant::now();
-    let ConnectionInputs { place, figures, turns, proxied, tls, odd_authority } = beginning;
+    let ConnectionInputs { place, figures, turns, socket, proxied, tls, odd_authority } = beginning;
     let introducing = introduce(stream, proxied.then_some(&place), tls);
     let Some(introduced) = introduced(introducing, bounds.handshake, &mut drain, &place).await else {
         return Ok(ClientConnectionEnd::Well);
@@ -204,6 +207,9 @@ where
     (ends.until, ends.old_at, ends.shown, ends.first_call) = (until, old_at, shown, first_call);
     let serving = Rc::clone(&streams);
     let answer = move |request| serving.serve(answer(request));
+    if let Some(socket) = socket.filter(|_| speaks == ClientProtocol::Http1) {
+        socket.allow_pauses();
+    }
     // HTTP/1 has no pings.
     let bounds =
         ConnectionBounds { pings: bounds.pings.filter(|_| speaks == ClientProtocol::Http2), ..bounds };

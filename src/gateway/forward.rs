@@ -15,7 +15,8 @@ use crate::gateway::exchange::Exchange;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::retries::PATIENCE;
 use crate::gateway::unary_request::UnaryRequest;
-use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
+use crate::gateway::unread_answers::UnreadRoom;
+use crate::gateway::unread_need::UnreadRoomNeed;
 use crate::gateway::usage_limits::AnswerCheck;
 use crate::gateway::{
     audited_request, auth_changes, defragment, leadership, member_answers, namespace_leases, namespaces,
@@ -134,7 +135,7 @@ async fn with_room(
     copies: usize,
 ) -> Result<(Box<MemberReply>, Option<UnreadRoom>), Refusal> {
     let (call, mut answer) = (exchange.call, answer);
-    let mut room = call.client.unread.take(need);
+    let mut room = call.client.unread.take(need, call.gateway.unread_timeout());
     if room.is_none() && request.effect == Effect::ReadOnly {
         drop(answer);
         (answer, room) = repeated(exchange, request, need, copies).await?;
@@ -164,7 +165,7 @@ async fn repeated(
     let call = exchange.call;
     loop {
         call.gateway.metrics.unread.asked_again.inc();
-        let room = call.client.unread.wait(need).await?;
+        let room = call.client.unread.wait(need, call.gateway.unread_timeout()).await?;
         exchange.user = call.identify_again().await?.upstream_user.clone();
         let answer = asked(&exchange, request).await?;
         let Some(now) = need_of(call, request, &answer, copies)? else {
@@ -212,6 +213,6 @@ pub async fn room_beyond_limit(
     answer: &MemberReply,
 ) -> Result<Option<UnreadRoom>, Refusal> {
     let Some(need) = UnreadRoomNeed::of(answer, call.method, request.lane) else { return Ok(None) };
-    let waited = timeout(PATIENCE, call.client.unread.wait_beyond(need)).await;
+    let waited = timeout(PATIENCE, call.client.unread.wait_beyond(need, call.gateway.unread_timeout())).await;
     waited.unwrap_or(Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)).map(Some)
 }

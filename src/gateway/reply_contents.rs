@@ -6,9 +6,9 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::Body as _;
 
@@ -17,6 +17,7 @@ use crate::downstream::client_replies::{ClientReply, ReplyReceiver, TakenGuard};
 use crate::gateway::active_streams::Registration;
 use crate::io::http2_body::Http2Body;
 use crate::refusal::{Refusal, Status};
+use crate::rpc::frame::MessageBorder;
 use crate::upstream::answer::OnLoss;
 use crate::upstream::member_connection::InFlight;
 
@@ -45,6 +46,8 @@ pub(super) struct BrokenEnd {
 pub(super) struct ReplyContents {
     held: VecDeque<Bytes>,
     rest: ReplyRest,
+    /// The end of the message passed on in part; not followed in a stream made by Keyward.
+    border: MessageBorder,
     /// The upstream connection's in-flight count and the credential in use, held until the reply has ended.
     #[expect(dead_code, reason = "held for what its drop does")]
     keep: Option<(InFlight, Option<TokenUseGuard>)>,
@@ -66,7 +69,7 @@ impl ReplyContents {
         rest: ReplyRest,
         keep: Option<(InFlight, Option<TokenUseGuard>)>,
     ) -> Self {
-        Self { held, rest, keep }
+        Self { held, rest, border: MessageBorder::default(), keep }
     }
 
     /// No contents: the header carried the status.
@@ -74,9 +77,36 @@ impl ReplyContents {
         Self::new(VecDeque::new(), ReplyRest::Nothing, None)
     }
 
-    /// Only these trailers. Held data and the member's body are dropped.
-    pub(super) fn only(trailers: HeaderMap) -> Self {
-        Self::new(VecDeque::new(), ReplyRest::Trailers(trailers), None)
+    /// The rest of a message, and these trailers.
+    pub(super) fn ended(rest: Option<Bytes>, trailers: HeaderMap) -> Self {
+        Self::new(rest.into_iter().collect(), ReplyRest::Trailers(trailers), None)
+    }
+
+    /// Takes the rest of the message that was passed on in part, empty between two messages, in memory of its
+    /// own. `None` if the rest is longer than `most` bytes, or has not arrived.
+    pub(super) fn rest_of_message(&mut self, most: usize) -> Option<Bytes> {
+        let mut rest = BytesMut::new();
+        while !self.border.is_reached() {
+            let piece = match self.held.pop_front() {
+                Some(held) => held,
+                None => self.arrived()?,
+            };
+            let taken = self.border.advance(&piece);
+            if rest.len() + taken + self.border.left() > most {
+                return None;
+            }
+            rest.extend_from_slice(&piece[..taken]);
+        }
+        Some(rest.freeze())
+    }
+
+    /// Bytes of a member's body that have arrived.
+    fn arrived(&mut self) -> Option<Bytes> {
+        let ReplyRest::Piped(body, ..) = &mut self.rest else { return None };
+        match Pin::new(body).poll_frame(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Some(Ok(frame))) => frame.into_data().ok(),
+            _ => None,
+        }
     }
 
     /// True if all contents were given.
@@ -101,6 +131,7 @@ impl ReplyContents {
             return self.end(refusal.trailers());
         }
         if let Some(held) = self.held.pop_front() {
+            self.border.pass(&held);
             return Poll::Ready(ReplyPiece::Data(held));
         }
         match &mut self.rest {
@@ -111,7 +142,10 @@ impl ReplyContents {
             }
             ReplyRest::Piped(body, broken, _) => match ready!(Pin::new(body).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => Poll::Ready(ReplyPiece::Data(data)),
+                    Ok(data) => {
+                        self.border.pass(&data);
+                        Poll::Ready(ReplyPiece::Data(data))
+                    }
                     Err(frame) => {
                         // Trailers without a status are no honest end either.
                         let told =

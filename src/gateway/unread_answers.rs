@@ -3,22 +3,24 @@
 //! Owns: how many bytes of unread answers the shard and each connection may hold, the queue for buffer room,
 //! and dropping answers whose clients do not read. Must not know: the request behind an answer, how a read is
 //! repeated.
-//! Invariants: an answer of more than [`SMALL`] bytes is counted from before its first byte goes downstream
+//! Invariants: an answer above `unread_need::SMALL` is counted from before its first byte goes downstream
 //! until its reply is dropped or given up; a connection never has more than half of the shard's room, except
 //! for answers to calls not safe to repeat; free room goes first to the waiting connection with the least
-//! room; an answer is given up for lack of room only if its client read no byte of the answer for `GRACE`,
-//! and only in favour of a connection then holding no more than the connection losing the answer; an answer
-//! waiting for its member is never given up.
+//! room; an answer in whose place nobody waits is not given up, except for the 17th and further answers of a
+//! connection unread for `limits.unread_timeout`; an answer is given up only if its client read no byte of
+//! the answer for `GRACE`, in favour of a connection then holding no more than the connection losing the
+//! answer, or for `limits.unread_timeout`, in favour of any; an answer waiting for its member is never given
+//! up; an answer given up ends behind a whole message, as far as the message's rest is short.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -26,24 +28,24 @@ use crate::byte_account::{ByteAccount, ByteShare, HeldBytes};
 use crate::gateway::Gateway;
 use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::gateway::reply_contents::{ReplyContents, ReplyPiece};
+use crate::gateway::unread_need::{UNIT, UnreadRoomNeed, units};
 use crate::refusal::Refusal;
-use crate::rpc::method::{Lane, Method, StreamingSides};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::unread_metrics::{GiveUpReason, UnreadMetrics};
-use crate::upstream::answer::{HELD, MemberReply, ReplyRemainder};
-use crate::upstream::connection_load::stream_window;
-
-/// Answers up to this size are not counted: the stream carrying such an answer costs about as much.
-pub const SMALL: usize = 4 * 1024;
-
-/// The size in bytes of a unit of room.
-const UNIT: usize = 1024;
+use crate::upstream::answer::HELD;
 
 /// Smaller amounts of room (in units) are returned only at the end of an answer.
 const STEP: u32 = 64;
 
 /// An answer unread for this long may be dropped in favour of a connection holding less.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// Answers of one connection that may stay unread for longer than `limits.unread_timeout`, while nobody waits
+/// for their room: each keeps a stream of a member open.
+const PAUSED: usize = 16;
+
+/// The longest rest of a message kept for an answer given up: a snapshot's messages have 32 KiB.
+const REST: usize = 64 * 1024;
 
 /// The minimum room of a shard: two of the largest answers for each of two connections.
 const LEAST: usize = 4 * (2 * 1024 * 1024 + 2 * HELD);
@@ -117,6 +119,8 @@ struct UnreadAnswer {
     /// When the client last took a byte.
     taken_at: Cell<Instant>,
     waits_for: Cell<Party>,
+    /// Only the rest of a message is left.
+    is_given_up: Cell<bool>,
 }
 
 /// The party delaying an answer.
@@ -124,60 +128,6 @@ struct UnreadAnswer {
 enum Party {
     Client,
     Member,
-}
-
-/// The room needed by an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnreadRoomNeed {
-    units: u32,
-    /// The length of the whole answer in bytes, if announced.
-    length: Option<usize>,
-}
-
-impl UnreadRoomNeed {
-    /// The room for a stream of unknown length on `lane`.
-    #[must_use]
-    pub fn of_stream(lane: Lane) -> Self {
-        Self { units: units(stream_window(lane) as usize), length: None }
-    }
-
-    /// The room for `bytes` of an answer held whole.
-    #[must_use]
-    pub fn of_whole(bytes: usize) -> Self {
-        Self { units: units(bytes), length: Some(bytes) }
-    }
-
-    /// The room for `copies` of a unary answer that is to be held whole; `None` for a small answer.
-    ///
-    /// # Errors
-    /// The answer does not announce its length.
-    pub fn of_copies(answer: &MemberReply, copies: usize) -> Result<Option<Self>, Refusal> {
-        let length = match &answer.rest {
-            ReplyRemainder::Whole(_) => answer.data.iter().map(Bytes::len).sum(),
-            ReplyRemainder::More(_) => answer.announced().ok_or(Refusal::UNREADABLE_ANSWER)?,
-        };
-        let need = Self::of_whole(length.saturating_mul(copies));
-        Ok((length > SMALL).then_some(need))
-    }
-
-    /// The room for an answer to `method` on `lane`; `None` for a small answer.
-    #[must_use]
-    pub fn of(answer: &MemberReply, method: &Method, lane: Lane) -> Option<Self> {
-        let held: usize = answer.data.iter().map(Bytes::len).sum();
-        let length = match (&answer.rest, method.stream) {
-            (ReplyRemainder::Whole(_), _) => Some(held),
-            // Only a unary answer is a single message, with a prefix announcing the length.
-            (ReplyRemainder::More(_), StreamingSides::Unary) => answer.announced(),
-            (ReplyRemainder::More(_), _) => None,
-        };
-        let largest = held + stream_window(lane) as usize;
-        let bytes = length.map_or(largest, |length| length.min(largest));
-        (bytes > SMALL).then(|| Self { units: units(bytes), length })
-    }
-}
-
-fn units(bytes: usize) -> u32 {
-    u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX)
 }
 
 impl UnreadAnswers {
@@ -226,40 +176,50 @@ impl UnreadAnswers {
         self.next.replace(self.next.get() + 1)
     }
 
-    /// Gives up answers of connections holding at least as much as `of` will hold, until `wanted` units are
-    /// free or no candidate is left.
-    fn make_room(&self, of: &ConnectionUnread, wanted: u32) {
+    /// Gives up answers until `wanted` units are free or no candidate is left. Candidates are the answers
+    /// unread for [`GRACE`] of connections holding at least as much as `of` will hold, and all answers unread
+    /// for `timeout`. The connection holding most loses first, and the answer unread for longest.
+    fn make_room(&self, of: &ConnectionUnread, wanted: u32, timeout: Duration) {
         let will_hold = of.share.own() + wanted as usize * UNIT;
-        let mut larger: Vec<_> = self.connections.borrow().values().map(Rc::clone).collect();
-        larger.retain(|other| other.number != of.number && other.share.own() >= will_hold);
-        larger.sort_unstable_by_key(|other| Reverse(other.share.own()));
+        let mut candidates = Vec::new();
+        for other in self.connections.borrow().values() {
+            let own = other.share.own();
+            let is_larger = other.number != of.number && own >= will_hold;
+            let unread_for = if is_larger { GRACE.min(timeout) } else { timeout };
+            candidates.extend(other.stalled(unread_for).into_iter().map(|entry| (own, entry)));
+        }
+        candidates.sort_unstable_by_key(|(own, entry)| {
+            (entry.is_given_up.get(), Reverse(*own), entry.taken_at.get())
+        });
         // Returned room goes to the queued connections, so the freed amount is counted here.
         let mut free = self.free();
-        for other in larger {
-            let mut stalled = other.stalled(GRACE);
-            stalled.sort_unstable_by_key(|entry| entry.taken_at.get());
-            for entry in stalled {
-                if free >= wanted {
-                    return;
-                }
-                if other.share.own() >= will_hold {
-                    free += entry.give_up(GiveUpReason::ForRoom);
-                }
+        for (_, entry) in candidates {
+            if free >= wanted {
+                return;
+            }
+            if entry.taken_at.get().elapsed() >= timeout {
+                free += entry.give_up(GiveUpReason::ForTime);
+            } else if entry.of.share.own() >= will_hold {
+                free += entry.give_up(GiveUpReason::ForRoom);
             }
         }
     }
 
-    /// Gives up every answer unread for `limit`. Returns when to look again; `None` if no answer is
-    /// registered.
-    fn give_up_stalled(&self, limit: Duration) -> Option<Instant> {
+    /// Gives up the answers of a connection unread for `limit` beyond [`PAUSED`], those unread for longest.
+    /// Returns when to look again; `None` if no answer is registered.
+    fn give_up_paused(&self, limit: Duration) -> Option<Instant> {
         let connections: Vec<_> = self.connections.borrow().values().map(Rc::clone).collect();
         for connection in &connections {
-            for entry in connection.stalled(limit) {
+            let mut paused = connection.stalled(limit);
+            paused.retain(|entry| !entry.is_given_up.get());
+            paused.sort_unstable_by_key(|entry| entry.taken_at.get());
+            paused.truncate(paused.len().saturating_sub(PAUSED));
+            for entry in paused {
                 entry.give_up(GiveUpReason::ForTime);
             }
         }
         let connections = self.connections.borrow();
-        let entries = connections.values().filter_map(|connection| connection.earliest(limit));
+        let entries = connections.values().filter_map(|connection| connection.next_look(limit));
         entries.min()
     }
 
@@ -305,13 +265,13 @@ impl ConnectionUnread {
         need.units <= self.shard.of_connection
     }
 
-    /// Takes room for an answer if available now.
+    /// Takes room for an answer if available now, or in the place of answers unread for `timeout`.
     #[must_use]
-    pub fn take(self: &Rc<Self>, need: UnreadRoomNeed) -> Option<UnreadRoom> {
+    pub fn take(self: &Rc<Self>, need: UnreadRoomNeed, timeout: Duration) -> Option<UnreadRoom> {
         let of_connection = Arc::clone(&self.room).try_acquire_many_owned(need.units).ok()?;
         let shard = &self.shard;
         if need.units > shard.free() {
-            shard.make_room(self, need.units);
+            shard.make_room(self, need.units, timeout);
         }
         let free = need.units <= shard.free() && shard.waiting.borrow().is_empty();
         free.then(|| UnreadRoom {
@@ -322,14 +282,17 @@ impl ConnectionUnread {
     }
 
     /// Waits for room for an answer: first within the connection's own limit, then in the shard's buffer.
-    /// Cancel-safe.
+    /// Answers unread for `timeout` are given up meanwhile. Cancel-safe.
     ///
     /// # Errors
     /// Never in practice: the semaphores are never closed.
-    pub async fn wait(self: &Rc<Self>, need: UnreadRoomNeed) -> Result<UnreadRoom, Refusal> {
-        let of_connection = Arc::clone(&self.room).acquire_many_owned(need.units).await;
-        let of_connection = of_connection.map_err(|_| Refusal::TOO_MANY_REQUESTS)?;
-        let share = self.wait_for_share(need.units).await?;
+    pub async fn wait(
+        self: &Rc<Self>,
+        need: UnreadRoomNeed,
+        timeout: Duration,
+    ) -> Result<UnreadRoom, Refusal> {
+        let of_connection = self.wait_within_limit(need.units, timeout).await?;
+        let share = self.wait_for_share(need.units, timeout).await?;
         Ok(UnreadRoom { of_connection: Some(of_connection), share, length: need.length })
     }
 
@@ -338,12 +301,48 @@ impl ConnectionUnread {
     ///
     /// # Errors
     /// Never in practice: the semaphores are never closed.
-    pub async fn wait_beyond(self: &Rc<Self>, need: UnreadRoomNeed) -> Result<UnreadRoom, Refusal> {
-        let share = self.wait_for_share(need.units).await?;
+    pub async fn wait_beyond(
+        self: &Rc<Self>,
+        need: UnreadRoomNeed,
+        timeout: Duration,
+    ) -> Result<UnreadRoom, Refusal> {
+        let share = self.wait_for_share(need.units, timeout).await?;
         Ok(UnreadRoom { of_connection: None, share, length: need.length })
     }
 
-    async fn wait_for_share(self: &Rc<Self>, units: u32) -> Result<UnreadRoomShare, Refusal> {
+    async fn wait_within_limit(
+        &self,
+        units: u32,
+        timeout: Duration,
+    ) -> Result<OwnedSemaphorePermit, Refusal> {
+        let mut acquiring = pin!(Arc::clone(&self.room).acquire_many_owned(units));
+        loop {
+            tokio::select! {
+                biased; // prefer room already given back
+                acquired = &mut acquiring => return acquired.map_err(|_| Refusal::TOO_MANY_REQUESTS),
+                () = sleep(GRACE) => self.make_room_within_limit(units, timeout),
+            }
+        }
+    }
+
+    /// Gives up answers of this connection unread for `timeout`, until its own limit leaves `wanted` units.
+    fn make_room_within_limit(&self, wanted: u32, timeout: Duration) {
+        let mut free = self.shard.of_connection.saturating_sub(units(self.share.own()));
+        let mut stalled = self.stalled(timeout);
+        stalled.sort_unstable_by_key(|entry| (entry.is_given_up.get(), entry.taken_at.get()));
+        for entry in stalled {
+            if free >= wanted {
+                return;
+            }
+            free += entry.give_up(GiveUpReason::ForTime);
+        }
+    }
+
+    async fn wait_for_share(
+        self: &Rc<Self>,
+        units: u32,
+        timeout: Duration,
+    ) -> Result<UnreadRoomShare, Refusal> {
         let _turn = self.turn.acquire().await.map_err(|_| Refusal::TOO_MANY_REQUESTS)?;
         let (grant, mut granted) = oneshot::channel();
         let place = UnreadQueueEntry { shard: &self.shard, number: self.shard.number() };
@@ -355,7 +354,7 @@ impl ConnectionUnread {
                 biased; // prefer room already granted
                 granted = &mut granted => return granted.map_err(|_| Refusal::TOO_MANY_REQUESTS),
                 // Registered answers may have become old enough to be dropped.
-                () = sleep(GRACE) => self.shard.make_room(self, units),
+                () = sleep(GRACE) => self.shard.make_room(self, units, timeout),
             }
         }
     }
@@ -369,14 +368,15 @@ impl ConnectionUnread {
         stalled.map(Rc::clone).collect()
     }
 
-    /// The earliest time at which an answer may have been unread for `limit`.
-    fn earliest(&self, limit: Duration) -> Option<Instant> {
-        let standing = self.standing.borrow();
-        let ends = standing.values().map(|entry| match entry.waits_for.get() {
-            Party::Client => entry.taken_at.get() + limit,
-            Party::Member => Instant::now() + limit,
-        });
-        ends.min()
+    /// The earliest time at which a further answer may have been unread for `limit`.
+    fn next_look(&self, limit: Duration) -> Option<Instant> {
+        let (standing, now) = (self.standing.borrow(), Instant::now());
+        let times =
+            standing.values().map(|entry| match (entry.waits_for.get(), entry.taken_at.get() + limit) {
+                (Party::Client, at) if at > now => at,
+                _ => now + limit,
+            });
+        times.min()
     }
 }
 
@@ -457,6 +457,7 @@ impl UnreadRoom {
             room: RefCell::new(Some(self)),
             taken_at: Cell::new(Instant::now()),
             waits_for: Cell::new(Party::Client),
+            is_given_up: Cell::new(false),
             of,
         });
         let of = &entry.of;
@@ -516,15 +517,28 @@ impl UnreadAnswer {
     }
 
     /// Drops the rest of the answer and returns the number of units freed. The client, on reading again, gets
-    /// an error saying the outcome is unknown.
+    /// the rest of a message that it has in part, and the reason. A second call drops the message too.
     fn give_up(&self, why: GiveUpReason) -> u32 {
-        let units = self.room.borrow().as_ref().map_or(0, |room| room.share.units());
-        self.leave();
-        let told = ReplyContents::only(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST.trailers());
-        let contents = self.contents.replace(told);
-        drop((self.room.take(), contents));
-        self.of.shard.tell(&self.of, why, units as usize * UNIT);
-        units
+        let of_room = || self.room.borrow().as_ref().map_or(0, |room| room.share.units());
+        let before = of_room();
+        let is_first = !self.is_given_up.replace(true);
+        let rest = if is_first { self.contents.borrow_mut().rest_of_message(REST) } else { None };
+        let rest = rest.filter(|rest| !rest.is_empty());
+        let kept = rest.as_ref().map_or(0, |rest| units(rest.len()));
+        let told = ReplyContents::ended(rest, refusal(why).trailers());
+        drop(self.contents.replace(told));
+        self.left.set(None);
+        if kept == 0 {
+            self.leave();
+            drop(self.room.take());
+        } else if let Some(room) = &mut *self.room.borrow_mut() {
+            room.shrink(kept);
+        }
+        let freed = before.saturating_sub(of_room());
+        if is_first {
+            self.of.shard.tell(&self.of, why, freed as usize * UNIT);
+        }
+        freed
     }
 
     /// Removes the answer from the register.
@@ -539,13 +553,90 @@ impl UnreadAnswer {
     }
 }
 
-/// Gives up answers unread by their clients, until dropped.
+impl Gateway {
+    /// `limits.unread_timeout`.
+    pub(super) fn unread_timeout(&self) -> Duration {
+        self.config.load().limits.unread.timeout
+    }
+}
+
+/// The reason, as told to the client.
+fn refusal(why: GiveUpReason) -> Refusal {
+    match why {
+        GiveUpReason::ForTime => Refusal::UNREAD_FOR_LONG,
+        GiveUpReason::ForRoom => Refusal::UNREAD_AND_FULL,
+    }
+}
+
+/// Gives up answers of connections with too many unread answers, until dropped.
 pub async fn give_up_unread(gateway: Rc<Gateway>) {
     loop {
-        let limit = gateway.config.load().limits.unread.timeout;
-        match gateway.unread.give_up_stalled(limit) {
+        match gateway.unread.give_up_paused(gateway.unread_timeout()) {
             None => gateway.unread.began.notified().await,
             Some(at) => sleep_until(at).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::gateway::client_figures::ClientFigures;
+    use crate::gateway::reply_contents::ReplyRest;
+    use crate::rpc::frame::{encode, pieces};
+    use crate::telemetry::metrics::Metrics;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn poll(answer: &mut RegisteredAnswer) -> Option<Bytes> {
+        match answer.poll_piece(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(ReplyPiece::Data(bytes)) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// The rest of a message has room of its own, and makes room last of all.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_given_up_keeps_the_rest_of_a_message_for_as_long_as_there_is_room() {
+        let metrics = Metrics::new(vec![]);
+        let shard = Rc::new(UnreadAnswers::new(0, metrics.unread.clone()));
+        let listener = metrics.listeners.of(&"main".into());
+        let origin =
+            ConnectionOrigin::new("main".into(), None, listener, ClientFigures::new(1, Rc::default()));
+        let connection = ConnectionUnread::new(&shard, Rc::new(origin));
+        let message = encode(&vec![7; 30 * 1024]);
+        let begin = || {
+            let parts = [pieces(message.clone()), pieces(message.clone())].into_iter().flatten().collect();
+            let contents = ReplyContents::new(parts, ReplyRest::Trailers(http::HeaderMap::new()), None);
+            let room = connection.take(UnreadRoomNeed::of_whole(2 * message.len()), LIMIT).expect("free");
+            let mut answer = room.hold(contents);
+            let first = poll(&mut answer).expect("a piece").len();
+            (answer, first)
+        };
+        let ((mut old, first), (mut new, _)) = (begin(), begin());
+        tokio::time::advance(LIMIT).await;
+        let of_two = units(2 * message.len());
+        connection.make_room_within_limit(shard.of_connection - 2 * of_two + 1, LIMIT);
+        assert_eq!(metrics.unread.given_up(GiveUpReason::ForTime).get(), 1, "the oldest");
+        let kept = units(message.len() - first);
+        assert_eq!(units(connection.held()), of_two + kept);
+        assert_eq!(poll(&mut old).map(|rest| rest.len()), Some(message.len() - first));
+        assert!(poll(&mut old).is_none() && old.is_over(), "the reason comes behind the message");
+
+        let (other, _) = begin();
+        tokio::time::advance(LIMIT).await;
+        // All that the connection may hold: first the rests of messages are left, then nothing.
+        for left in [2 * kept, 0] {
+            connection.make_room_within_limit(shard.of_connection, LIMIT);
+            assert_eq!(metrics.unread.given_up(GiveUpReason::ForTime).get(), 3, "each once");
+            assert_eq!(units(connection.held()), left);
+        }
+        assert!(poll(&mut new).is_none() && new.is_over());
+        drop((old, new, other));
+        assert_eq!((connection.held(), metrics.unread.bytes.get()), (0, 0));
     }
 }

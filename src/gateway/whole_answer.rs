@@ -7,7 +7,8 @@ use tokio::time::timeout;
 
 use crate::gateway::call::Call;
 use crate::gateway::retries::PATIENCE;
-use crate::gateway::unread_answers::{UnreadRoom, UnreadRoomNeed};
+use crate::gateway::unread_answers::UnreadRoom;
+use crate::gateway::unread_need::UnreadRoomNeed;
 use crate::refusal::Refusal;
 use crate::upstream::answer::{MemberReply, ReplyRemainder};
 
@@ -31,7 +32,8 @@ pub async fn hold_whole(
     let room = match room.filter(|room| room.covers(need)) {
         Some(room) => room,
         None => {
-            let waited = timeout(PATIENCE, call.client.unread.wait_beyond(need)).await;
+            let waited =
+                timeout(PATIENCE, call.client.unread.wait_beyond(need, call.gateway.unread_timeout())).await;
             waited.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS))?
         }
     };

@@ -152,6 +152,55 @@ fn prefix_of(length: usize) -> [u8; PREFIX] {
     [0, a, b, c, d]
 }
 
+/// The way to the end of the current message, in a body that is passed on without a look at its messages.
+#[derive(Debug, Default)]
+pub struct MessageBorder {
+    /// The beginning of a prefix.
+    prefix: [u8; PREFIX],
+    known: usize,
+    /// Bytes of the message to come.
+    left: usize,
+}
+
+impl MessageBorder {
+    /// True between two messages.
+    #[must_use]
+    pub fn is_reached(&self) -> bool {
+        self.known == 0 && self.left == 0
+    }
+
+    /// Bytes missing of the current message; 0 while its prefix is incomplete.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Passes `bytes` up to the next border, and returns the number of bytes passed.
+    pub fn advance(&mut self, bytes: &[u8]) -> usize {
+        let mut passed = 0;
+        if self.left == 0 {
+            passed = bytes.len().min(PREFIX - self.known);
+            self.prefix[self.known..][..passed].copy_from_slice(&bytes[..passed]);
+            self.known += passed;
+            if self.known < PREFIX {
+                return passed;
+            }
+            self.known = 0;
+            self.left = announced(&self.prefix).unwrap_or_default();
+        }
+        let more = self.left.min(bytes.len() - passed);
+        self.left -= more;
+        passed + more
+    }
+
+    /// Passes all `bytes`.
+    pub fn pass(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            bytes = &bytes[self.advance(bytes)..];
+        }
+    }
+}
+
 /// Splits the chunks of a streaming body into messages.
 ///
 /// As an iterator, the reader yields complete messages: `None` means "not yet", and messages may follow after
@@ -306,6 +355,28 @@ mod tests {
 
     use super::*;
     use crate::refusal::Code;
+
+    #[test]
+    fn the_border_of_messages_is_found_in_any_cutting() {
+        let lengths = [0, 3, 1, 0, 40];
+        let body: Vec<u8> = lengths.iter().flat_map(|length| encode(&vec![7; *length])).collect();
+        let mut borders = vec![0];
+        borders.extend(lengths.iter().scan(0, |at, length| {
+            *at += PREFIX + length;
+            Some(*at)
+        }));
+        for cut in 0..=body.len() {
+            let mut border = MessageBorder::default();
+            border.pass(&body[..cut]);
+            assert_eq!(border.is_reached(), borders.contains(&cut), "{cut}");
+            let mut at = cut;
+            // A byte at a time, up to the next border.
+            while !border.is_reached() {
+                at += border.advance(&body[at..=at]);
+            }
+            assert_eq!(Some(&at), borders.iter().find(|border| **border >= cut), "{cut}");
+        }
+    }
 
     #[test]
     fn pieces_are_the_bytes_in_order_and_share_no_memory() {

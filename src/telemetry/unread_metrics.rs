@@ -22,7 +22,8 @@ pub struct UnreadMetrics {
 /// Why an answer was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GiveUpReason {
-    /// The client read no byte of the answer for `limits.unread_timeout`.
+    /// The client read no byte of the answer for `limits.unread_timeout`, and the room was needed, or the
+    /// connection has too many such answers.
     ForTime,
     /// A connection holding less needed the room.
     ForRoom,

@@ -105,6 +105,8 @@ mod outages;
 #[cfg(test)]
 mod own_troubles;
 #[cfg(test)]
+mod paused_readers;
+#[cfg(test)]
 mod permissions;
 #[cfg(test)]
 mod pinned;

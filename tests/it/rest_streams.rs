@@ -14,7 +14,7 @@ use crate::rig::{one_member, paused, settled, three};
 use crate::words::{KEEP_ALIVE, TXN, WATCH, create_of, created, event, renewed, txn_done};
 
 /// A client's connection with an answer in chunks.
-struct ChunkedAnswer {
+pub(crate) struct ChunkedAnswer {
     io: DuplexStream,
     heard: Vec<u8>,
     /// Bytes of the head and of the chunks read before.
@@ -22,7 +22,7 @@ struct ChunkedAnswer {
 }
 
 impl ChunkedAnswer {
-    async fn of(io: DuplexStream, request: &str) -> Self {
+    pub(crate) async fn of(io: DuplexStream, request: &str) -> Self {
         let mut answer = Self { io, heard: Vec::new(), taken: 0 };
         answer.io.write_all(request.as_bytes()).await.expect("room");
         answer
@@ -42,12 +42,12 @@ impl ChunkedAnswer {
         }
     }
 
-    async fn head(&mut self) -> String {
+    pub(crate) async fn head(&mut self) -> String {
         String::from_utf8(self.up_to(b"\r\n\r\n").await).expect("text")
     }
 
     /// The next chunk; `None` for the last.
-    async fn chunk(&mut self) -> Option<String> {
+    pub(crate) async fn chunk(&mut self) -> Option<String> {
         let size = String::from_utf8(self.up_to(b"\r\n").await).expect("text");
         let size = usize::from_str_radix(&size, 16).unwrap_or_else(|_| panic!("no size: {size:?}"));
         let chunk = self.up_to(b"\r\n").await;
@@ -55,7 +55,7 @@ impl ChunkedAnswer {
         (size > 0).then(|| String::from_utf8(chunk).expect("text"))
     }
 
-    async fn line(&mut self) -> Value {
+    pub(crate) async fn line(&mut self) -> Value {
         let chunk = self.chunk().await.expect("the stream lives");
         serde_json::from_str(&chunk).unwrap_or_else(|_| panic!("no JSON: {chunk}"))
     }

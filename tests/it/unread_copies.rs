@@ -19,6 +19,8 @@ use crate::words::{RANGE, WATCH, create_of, created, event, range};
 /// Gets the key `large`.
 const GET: &str = r#"{"key":"bGFyZ2U="}"#;
 const IN_TIME: &str = "[limits]\nunread_timeout = \"20s\"\n[runtime]\nshards = 1\n";
+/// The least buffer, half of it for one connection.
+const LITTLE: &str = "[limits]\nunread_buffer = \"16MiB\"\nunread_timeout = \"20s\"\n[runtime]\nshards = 1\n";
 const IN_BYTES: &str = "[limits]\nunread_buffer = \"128MiB\"\n[runtime]\nshards = 1\n";
 const UNREAD: usize = 60;
 
@@ -54,44 +56,61 @@ async fn read_all(mut body: h2::RecvStream) -> (Vec<u8>, Result<(), h2::Error>) 
     }
 }
 
+/// The fourth waits for room within its connection's half.
 #[test]
-fn unread_json_over_http2_is_counted_and_given_up_in_time() {
+fn unread_json_over_http2_is_counted_and_given_up_for_another() {
     paused(async {
-        let site = Site::of(1, IN_TIME);
+        let site = Site::of(1, LITTLE);
         let client = http2(&site).await;
-        let answers = join_all(unread_json(&client, 3).await).await;
-        settled().await;
-        assert!(site.bytes() >= 3 * json_length() - MIB, "{} bytes", site.bytes());
-        sleep(Duration::from_secs(19)).await;
-        assert_eq!(site.given_up(GiveUpReason::ForTime), 0, "not yet");
-        sleep(Duration::from_secs(2)).await;
-        assert_eq!(site.given_up(GiveUpReason::ForTime), 3);
-        assert_eq!(site.bytes(), 0);
-        let read = answers.into_iter().map(|answer| read_all(answer.expect("a response").into_body()));
-        for (read, end) in join_all(read).await {
-            assert!(end.is_err_and(|error| error.is_reset()) && read.len() < LARGE, "{} bytes", read.len());
+        let mut answers = Vec::new();
+        for expected in [0, 0, 0, 1] {
+            answers.extend(join_all(unread_json(&client, 1).await).await);
+            settled().await;
+            assert!(site.bytes() >= json_length() - MIB, "{} bytes", site.bytes());
+            assert_eq!(site.given_up(GiveUpReason::ForTime), expected);
+            sleep(Duration::from_secs(600)).await;
+            assert_eq!(site.given_up(GiveUpReason::ForTime), expected, "nobody needs its room");
         }
+        let read = answers.into_iter().map(|answer| read_all(answer.expect("a response").into_body()));
+        for (at, (read, end)) in join_all(read).await.into_iter().enumerate() {
+            assert_eq!(end.is_ok_and(|()| read.len() > LARGE), at > 0, "{at}: {} bytes", read.len());
+        }
+        settled().await;
+        assert_eq!(site.bytes(), 0);
     });
 }
 
 #[test]
-fn unread_json_over_http1_is_counted_and_given_up_in_time() {
+fn unread_json_over_http1_is_counted_and_given_up_for_another() {
     paused(async {
-        let site = Site::of(1, IN_TIME);
-        let mut connection = site.keyward.connect();
-        let request =
-            format!("POST /v3/kv/range HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{GET}", GET.len());
-        connection.write_all(request.as_bytes()).await.expect("room");
-        let mut head = [0; 15];
-        connection.read_exact(&mut head).await.expect("an answer");
-        assert_eq!(&head, b"HTTP/1.1 200 OK");
+        let site = Site::of(1, LITTLE);
+        let request = format!(
+            "POST /v3/kv/range HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{GET}",
+            GET.len()
+        );
+        let mut connections = Vec::new();
+        while site.given_up(GiveUpReason::ForTime) == 0 {
+            let mut connection = site.keyward.connect();
+            connection.write_all(request.as_bytes()).await.expect("room");
+            let mut head = [0; 15];
+            connection.read_exact(&mut head).await.expect("an answer");
+            assert_eq!(&head, b"HTTP/1.1 200 OK");
+            connections.push(connection);
+            settled().await;
+            // What the connection has not taken of the answers, and the copies of the newest.
+            assert!(site.bytes() >= json_length() - MIB, "{} bytes", site.bytes());
+            assert!(connections.len() < 16, "one takes the place of another");
+            sleep(Duration::from_secs(60)).await;
+        }
+        assert!(connections.len() > 6, "nothing is given up without need: {}", connections.len());
+        for (at, mut connection) in connections.into_iter().enumerate() {
+            let mut rest = Vec::new();
+            connection.read_to_end(&mut rest).await.expect("the end");
+            assert_eq!(rest.len() > LARGE, at > 0, "{at}: {} bytes", rest.len());
+        }
+        assert_eq!(site.given_up(GiveUpReason::ForTime), 1, "no more than needed");
         settled().await;
-        assert!(site.bytes() >= json_length() - MIB, "{} bytes", site.bytes());
-        sleep(Duration::from_secs(21)).await;
-        assert_eq!((site.given_up(GiveUpReason::ForTime), site.bytes()), (1, 0));
-        let mut rest = Vec::new();
-        connection.read_to_end(&mut rest).await.expect("the end");
-        assert!(rest.len() < LARGE, "it breaks off");
+        assert_eq!(site.bytes(), 0);
     });
 }
 
