@@ -31,6 +31,8 @@ use crate::harness::keyward::{Keyward, Site};
 use crate::harness::prometheus::{FiringAlert, Prometheus};
 use crate::harness::{Auth, Cluster, Options, newest, ports, wait};
 
+/// Answers that a client leaves unread on a connection: more than may be unread for longer than `limits.unread_timeout`.
+const UNREAD: usize = 18;
 const LIMIT: Duration = Duration::from_secs(90);
 /// Seconds without any alert: as many minutes of the rules.
 const QUIET: f64 = 15.0;
@@ -282,18 +284,23 @@ async fn lone(evening: &Evening<'_>, cluster: &mut Cluster, keyward: &Keyward) {
     );
 }
 
-/// A Range whose answer nobody reads, over a connection with small windows.
-async fn unread_range(address: SocketAddr, like: &Caller) -> Streaming<RangeResponse> {
+/// Ranges whose answers nobody reads, over a connection with small windows.
+async fn unread_ranges(address: SocketAddr, like: &Caller) -> Vec<Streaming<RangeResponse>> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
     let endpoint = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
-    let mut grpc =
-        Grpc::new(endpoint.connect().await.expect("it listens")).max_decoding_message_size(usize::MAX);
-    grpc.ready().await.expect("a connection");
+    let channel = endpoint.connect().await.expect("it listens");
     let range =
         RangeRequest { key: "/a/big/".into(), range_end: "/a/big0".into(), ..RangeRequest::default() };
-    let codec = ProstCodec::<RangeRequest, RangeResponse>::default();
-    let path = PathAndQuery::from_static("/etcdserverpb.KV/Range");
-    grpc.server_streaming(like.request(range), path, codec).await.expect("an answer begins").into_inner()
+    let mut answers = Vec::new();
+    for _ in 0..UNREAD {
+        let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(usize::MAX);
+        grpc.ready().await.expect("a connection");
+        let codec = ProstCodec::<RangeRequest, RangeResponse>::default();
+        let path = PathAndQuery::from_static("/etcdserverpb.KV/Range");
+        let begun = grpc.server_streaming(like.request(range.clone()), path, codec).await;
+        answers.push(begun.expect("an answer begins").into_inner());
+    }
+    answers
 }
 
 /// A watch that nobody reads until it is polled.
@@ -342,8 +349,8 @@ async fn small(evening: &Evening<'_>, cluster: &Cluster, keyward: &Keyward, log:
         evening.fires("KeywardConnectionsFull", admin, nothing),
         evening.fires("KeywardClientsNotReading", admin, async || {
             if unread.borrow().is_empty() {
-                let range = unread_range(address, &alice).await;
-                unread.borrow_mut().push(range);
+                let ranges = unread_ranges(address, &alice).await;
+                unread.borrow_mut().extend(ranges);
             }
         }),
     );
