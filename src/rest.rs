@@ -5,14 +5,14 @@
 //! request becomes a gRPC request and takes the path of every call ([`pipeline`]): identities, policy,
 //! limits, members, audit. Must not know: how a call is served, TLS, HTTP framing.
 //! Invariants: a header asserts an identity only as etcd's gateway lets it (`request_headers`); an
-//! accepted JSON document is accepted by Go's `protojson` (which ignores unknown fields, as etcd's
-//! gateway does) with the same meaning, and its message is canonical for `rpc::canonical`
+//! accepted JSON document is accepted by one of etcd's gateways with the same meaning, and its message is canonical for `rpc::canonical`
 //! (`json_request`); a response that breaks off is broken off for the client too.
 
 mod call_request;
 mod cors;
 mod error_form;
 mod http_answer;
+mod json_bytes;
 pub mod json_documents;
 pub mod json_fault;
 mod json_integer;

@@ -5,6 +5,7 @@
 //! a failure.
 
 mod caller_side;
+mod changed_documents;
 mod differences;
 mod document;
 mod exchange;
