@@ -41,7 +41,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::harness::binary::{Version, full};
-use crate::harness::{newest, versions};
+use crate::harness::versions_that_survive_kills;
 use crate::rewatch::local;
 use crate::steady::unix_ms;
 
@@ -54,25 +54,12 @@ fn number(name: &str) -> Option<u64> {
     env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// The versions of a promise, without 3.5.0 to 3.5.2: after a kill a member of these may apply an entry twice (etcd-io/etcd#13766), so that
-/// the members tell different histories, of which none is the oracle's. The newest 3.6 is in their place.
-fn sound_versions() -> Vec<Version> {
-    let unsound = Version::parse("3.5.0")..Version::parse("3.5.3");
-    let (_, mut sound): (Vec<_>, Vec<_>) =
-        versions().into_iter().partition(|version| unsound.contains(version));
-    let another = newest("3.6");
-    if !sound.contains(&another) {
-        sound.push(another);
-    }
-    sound
-}
-
 #[test]
 fn every_watch_shows_what_the_oracle_recorded() {
     let seconds = number("KEYWARD_CHAOS_SECONDS").unwrap_or(if full() { 300 } else { 30 });
     let versions = match env::var("KEYWARD_CHAOS_ETCD") {
         Ok(version) => vec![Version::parse(&version)],
-        Err(_) => sound_versions(),
+        Err(_) => versions_that_survive_kills(),
     };
     // A run waits most of the time, for the next fault and for what comes back after it; its judging must not stop the other's oracle.
     for pair in versions.chunks(AT_A_TIME) {

@@ -23,5 +23,5 @@ pub(crate) mod relay;
 pub(crate) mod setup;
 pub(crate) mod wait;
 
-pub(crate) use binary::{every_version, newest, side_by_side, versions};
+pub(crate) use binary::{every_version, newest, side_by_side, versions, versions_that_survive_kills};
 pub(crate) use cluster::{Auth, Cluster, Options, PeerTls, Tls, password};
