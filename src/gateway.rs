@@ -374,7 +374,7 @@ impl Gateway {
             audit,
             audit_limiter: Rc::new(audit_limiter),
         };
-        let unread = UnreadAnswers::new(begun.limits.unread.buffer / shards, metrics.unread.clone());
+        let unread = UnreadAnswers::new(&config, metrics.unread.clone());
         let snapshot = CallSnapshot {
             config: Arc::clone(&begun),
             members: upstream.members.snapshot.load_full(),

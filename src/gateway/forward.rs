@@ -7,13 +7,11 @@
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
-use tokio::time::timeout;
 
 use crate::gateway::active_streams::Registration;
 use crate::gateway::call::{Call, REWRITTEN_COPIES};
 use crate::gateway::exchange::Exchange;
 use crate::gateway::pipeline_result::PipelineResult;
-use crate::gateway::retries::PATIENCE;
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::unread_answers::UnreadRoom;
 use crate::gateway::unread_need::UnreadRoomNeed;
@@ -135,7 +133,7 @@ async fn with_room(
     copies: usize,
 ) -> Result<(Box<MemberReply>, Option<UnreadRoom>), Refusal> {
     let (call, mut answer) = (exchange.call, answer);
-    let mut room = call.client.unread.take(need, call.gateway.unread_timeout());
+    let mut room = call.client.unread.take(need);
     if room.is_none() && request.effect == Effect::ReadOnly {
         drop(answer);
         (answer, room) = repeated(exchange, request, need, copies).await?;
@@ -165,7 +163,7 @@ async fn repeated(
     let call = exchange.call;
     loop {
         call.gateway.metrics.unread.asked_again.inc();
-        let room = call.client.unread.wait(need, call.gateway.unread_timeout()).await?;
+        let room = call.client.unread.wait(need).await?;
         exchange.user = call.identify_again().await?.upstream_user.clone();
         let answer = asked(&exchange, request).await?;
         let Some(now) = need_of(call, request, &answer, copies)? else {
@@ -213,6 +211,6 @@ pub async fn room_beyond_limit(
     answer: &MemberReply,
 ) -> Result<Option<UnreadRoom>, Refusal> {
     let Some(need) = UnreadRoomNeed::of(answer, call.method, request.lane) else { return Ok(None) };
-    let waited = timeout(PATIENCE, call.client.unread.wait_beyond(need, call.gateway.unread_timeout())).await;
-    waited.unwrap_or(Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST)).map(Some)
+    let room = call.client.unread.wait_beyond(need).await;
+    room.ok_or(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST).map(Some)
 }

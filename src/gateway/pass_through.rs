@@ -4,12 +4,10 @@
 //! frames as received.
 
 use http::uri::PathAndQuery;
-use tokio::time::timeout;
 
 use crate::downstream::client_body::ClientBody;
 use crate::gateway::call::Call;
 use crate::gateway::pipeline_result::PipelineResult;
-use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_need::UnreadRoomNeed;
 use crate::gateway::{audited_request, permission, usage_limits};
 use crate::members::choose::MemberTarget;
@@ -61,10 +59,8 @@ pub async fn serve(
         }
         Ok((response, in_flight)) => {
             let answer = MemberReply::opened(response, in_flight);
-            let room = client
-                .unread
-                .wait_beyond(UnreadRoomNeed::of_stream(Lane::Stream), call.gateway.unread_timeout());
-            let room = timeout(PATIENCE, room).await.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS))?;
+            let room = client.unread.wait_beyond(UnreadRoomNeed::of_stream(Lane::Stream)).await;
+            let room = room.ok_or(Refusal::TOO_MANY_REQUESTS)?;
             Ok(PipelineResult::Member(answer, caller.in_use(), registration, Some(room)))
         }
         Err(NoReply::NeverSent(_) | NoReply::NotShown(_)) => Err(Refusal::NOTHING_SENT),

@@ -5,11 +5,9 @@
 //! unread answers until its client has read the answer.
 
 use bytes::{Bytes, BytesMut};
-use tokio::time::timeout;
 
 use crate::gateway::call::{AnswerRewrite, Call, REWRITTEN_COPIES};
 use crate::gateway::pipeline_result::PipelineResult;
-use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_answers::UnreadRoom;
 use crate::gateway::unread_need::UnreadRoomNeed;
 use crate::gateway::whole_answer::hold_whole;
@@ -70,11 +68,8 @@ async fn room_of(
 ) -> Result<Option<UnreadRoom>, Refusal> {
     let unread = &call.client.unread;
     let Some(need) = UnreadRoomNeed::of(answer, call.method, Lane::Unary) else { return Ok(None) };
-    if let Some(room) =
-        room.map(|room| room.resized(need)).or_else(|| unread.take(need, call.gateway.unread_timeout()))
-    {
+    if let Some(room) = room.map(|room| room.resized(need)).or_else(|| unread.take(need)) {
         return Ok(Some(room));
     }
-    let waited = timeout(PATIENCE, unread.wait_beyond(need, call.gateway.unread_timeout())).await;
-    waited.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS)).map(Some)
+    unread.wait_beyond(need).await.ok_or(Refusal::TOO_MANY_REQUESTS).map(Some)
 }

@@ -22,13 +22,16 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::byte_account::{ByteAccount, ByteShare, HeldBytes};
+use crate::config::Config;
 use crate::gateway::Gateway;
 use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::gateway::reply_contents::{ReplyContents, ReplyPiece};
+use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_need::{UNIT, UnreadRoomNeed, units};
+use crate::published::Published;
 use crate::refusal::Refusal;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::unread_metrics::{GiveUpReason, UnreadMetrics};
@@ -52,6 +55,8 @@ const LEAST: usize = 4 * (2 * 1024 * 1024 + 2 * HELD);
 
 /// The unread answers of a shard.
 pub struct UnreadAnswers {
+    /// Has `limits.unread_timeout`.
+    config: Arc<Published<Config>>,
     /// The whole room in units.
     room: u32,
     account: Rc<ByteAccount>,
@@ -131,11 +136,13 @@ enum Party {
 }
 
 impl UnreadAnswers {
-    /// A buffer of `bytes` for a shard; `figures` sums up all shards.
+    /// The buffer of one of the configured shards; `figures` sums up all shards.
     #[must_use]
-    pub fn new(bytes: usize, figures: UnreadMetrics) -> Self {
-        let room = units(bytes.max(LEAST));
+    pub fn new(config: &Arc<Published<Config>>, figures: UnreadMetrics) -> Self {
+        let begun = config.load();
+        let room = units((begun.limits.unread.buffer / begun.runtime.shards.get()).max(LEAST));
         Self {
+            config: Arc::clone(config),
             room,
             account: ByteAccount::new(0, figures.bytes.clone()),
             of_connection: room / 2,
@@ -146,6 +153,11 @@ impl UnreadAnswers {
             figures,
             log: LogThrottle::default(),
         }
+    }
+
+    /// `limits.unread_timeout`.
+    fn timeout(&self) -> Duration {
+        self.config.load().limits.unread.timeout
     }
 
     /// Free room in units.
@@ -178,8 +190,9 @@ impl UnreadAnswers {
 
     /// Gives up answers until `wanted` units are free or no candidate is left. Candidates are the answers
     /// unread for [`GRACE`] of connections holding at least as much as `of` will hold, and all answers unread
-    /// for `timeout`. The connection holding most loses first, and the answer unread for longest.
-    fn make_room(&self, of: &ConnectionUnread, wanted: u32, timeout: Duration) {
+    /// for `limits.unread_timeout`. The connection holding most loses first, and the answer unread for longest.
+    fn make_room(&self, of: &ConnectionUnread, wanted: u32) {
+        let timeout = self.timeout();
         let will_hold = of.share.own() + wanted as usize * UNIT;
         let mut candidates = Vec::new();
         for other in self.connections.borrow().values() {
@@ -205,9 +218,10 @@ impl UnreadAnswers {
         }
     }
 
-    /// Gives up the answers of a connection unread for `limit` beyond [`PAUSED`], those unread for longest.
-    /// Returns when to look again; `None` if no answer is registered.
-    fn give_up_paused(&self, limit: Duration) -> Option<Instant> {
+    /// Gives up the answers of a connection unread for `limits.unread_timeout` beyond [`PAUSED`], those unread
+    /// for longest. Returns when to look again; `None` if no answer is registered.
+    fn give_up_paused(&self) -> Option<Instant> {
+        let limit = self.timeout();
         let connections: Vec<_> = self.connections.borrow().values().map(Rc::clone).collect();
         for connection in &connections {
             let mut paused = connection.stalled(limit);
@@ -265,13 +279,14 @@ impl ConnectionUnread {
         need.units <= self.shard.of_connection
     }
 
-    /// Takes room for an answer if available now, or in the place of answers unread for `timeout`.
+    /// Takes room for an answer if available now, or in the place of answers unread for
+    /// `limits.unread_timeout`.
     #[must_use]
-    pub fn take(self: &Rc<Self>, need: UnreadRoomNeed, timeout: Duration) -> Option<UnreadRoom> {
+    pub fn take(self: &Rc<Self>, need: UnreadRoomNeed) -> Option<UnreadRoom> {
         let of_connection = Arc::clone(&self.room).try_acquire_many_owned(need.units).ok()?;
         let shard = &self.shard;
         if need.units > shard.free() {
-            shard.make_room(self, need.units, timeout);
+            shard.make_room(self, need.units);
         }
         let free = need.units <= shard.free() && shard.waiting.borrow().is_empty();
         free.then(|| UnreadRoom {
@@ -282,53 +297,39 @@ impl ConnectionUnread {
     }
 
     /// Waits for room for an answer: first within the connection's own limit, then in the shard's buffer.
-    /// Answers unread for `timeout` are given up meanwhile. Cancel-safe.
+    /// Answers unread for `limits.unread_timeout` are given up meanwhile. Cancel-safe.
     ///
     /// # Errors
     /// Never in practice: the semaphores are never closed.
-    pub async fn wait(
-        self: &Rc<Self>,
-        need: UnreadRoomNeed,
-        timeout: Duration,
-    ) -> Result<UnreadRoom, Refusal> {
-        let of_connection = self.wait_within_limit(need.units, timeout).await?;
-        let share = self.wait_for_share(need.units, timeout).await?;
+    pub async fn wait(self: &Rc<Self>, need: UnreadRoomNeed) -> Result<UnreadRoom, Refusal> {
+        let of_connection = self.wait_within_limit(need.units).await?;
+        let share = self.wait_for_share(need.units).await?;
         Ok(UnreadRoom { of_connection: Some(of_connection), share, length: need.length })
     }
 
     /// Waits for room for an answer, also beyond the connection's own limit, for calls not safe to repeat.
-    /// Cancel-safe.
-    ///
-    /// # Errors
-    /// Never in practice: the semaphores are never closed.
-    pub async fn wait_beyond(
-        self: &Rc<Self>,
-        need: UnreadRoomNeed,
-        timeout: Duration,
-    ) -> Result<UnreadRoom, Refusal> {
-        let share = self.wait_for_share(need.units, timeout).await?;
-        Ok(UnreadRoom { of_connection: None, share, length: need.length })
+    /// `None` if no room has come within [`PATIENCE`]. Cancel-safe.
+    pub async fn wait_beyond(self: &Rc<Self>, need: UnreadRoomNeed) -> Option<UnreadRoom> {
+        let share = timeout(PATIENCE, self.wait_for_share(need.units)).await.ok()?.ok()?;
+        Some(UnreadRoom { of_connection: None, share, length: need.length })
     }
 
-    async fn wait_within_limit(
-        &self,
-        units: u32,
-        timeout: Duration,
-    ) -> Result<OwnedSemaphorePermit, Refusal> {
+    async fn wait_within_limit(&self, units: u32) -> Result<OwnedSemaphorePermit, Refusal> {
         let mut acquiring = pin!(Arc::clone(&self.room).acquire_many_owned(units));
         loop {
             tokio::select! {
                 biased; // prefer room already given back
                 acquired = &mut acquiring => return acquired.map_err(|_| Refusal::TOO_MANY_REQUESTS),
-                () = sleep(GRACE) => self.make_room_within_limit(units, timeout),
+                () = sleep(GRACE) => self.make_room_within_limit(units),
             }
         }
     }
 
-    /// Gives up answers of this connection unread for `timeout`, until its own limit leaves `wanted` units.
-    fn make_room_within_limit(&self, wanted: u32, timeout: Duration) {
+    /// Gives up answers of this connection unread for `limits.unread_timeout`, until its own limit leaves
+    /// `wanted` units.
+    fn make_room_within_limit(&self, wanted: u32) {
         let mut free = self.shard.of_connection.saturating_sub(units(self.share.own()));
-        let mut stalled = self.stalled(timeout);
+        let mut stalled = self.stalled(self.shard.timeout());
         stalled.sort_unstable_by_key(|entry| (entry.is_given_up.get(), entry.taken_at.get()));
         for entry in stalled {
             if free >= wanted {
@@ -338,11 +339,7 @@ impl ConnectionUnread {
         }
     }
 
-    async fn wait_for_share(
-        self: &Rc<Self>,
-        units: u32,
-        timeout: Duration,
-    ) -> Result<UnreadRoomShare, Refusal> {
+    async fn wait_for_share(self: &Rc<Self>, units: u32) -> Result<UnreadRoomShare, Refusal> {
         let _turn = self.turn.acquire().await.map_err(|_| Refusal::TOO_MANY_REQUESTS)?;
         let (grant, mut granted) = oneshot::channel();
         let place = UnreadQueueEntry { shard: &self.shard, number: self.shard.number() };
@@ -354,7 +351,7 @@ impl ConnectionUnread {
                 biased; // prefer room already granted
                 granted = &mut granted => return granted.map_err(|_| Refusal::TOO_MANY_REQUESTS),
                 // Registered answers may have become old enough to be dropped.
-                () = sleep(GRACE) => self.shard.make_room(self, units, timeout),
+                () = sleep(GRACE) => self.shard.make_room(self, units),
             }
         }
     }
@@ -553,13 +550,6 @@ impl UnreadAnswer {
     }
 }
 
-impl Gateway {
-    /// `limits.unread_timeout`.
-    pub(super) fn unread_timeout(&self) -> Duration {
-        self.config.load().limits.unread.timeout
-    }
-}
-
 /// The reason, as told to the client.
 fn refusal(why: GiveUpReason) -> Refusal {
     match why {
@@ -571,7 +561,7 @@ fn refusal(why: GiveUpReason) -> Refusal {
 /// Gives up answers of connections with too many unread answers, until dropped.
 pub async fn give_up_unread(gateway: Rc<Gateway>) {
     loop {
-        match gateway.unread.give_up_paused(gateway.unread_timeout()) {
+        match gateway.unread.give_up_paused() {
             None => gateway.unread.began.notified().await,
             Some(at) => sleep_until(at).await,
         }
@@ -592,6 +582,17 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
+    fn config() -> Arc<Published<Config>> {
+        let text = "[[listener]]\nname = 'clients'\naddress = '127.0.0.1:2379'\n\
+                    [cluster]\nendpoints = ['http://127.0.0.1:1']\n\
+                    [limits]\nunread_buffer = '16MiB'\nunread_timeout = '60s'\n";
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        std::fs::write(&path, text).unwrap();
+        let config = crate::config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0;
+        Arc::new(Published::new(Arc::new(config)))
+    }
+
     fn poll(answer: &mut RegisteredAnswer) -> Option<Bytes> {
         match answer.poll_piece(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(ReplyPiece::Data(bytes)) => Some(bytes),
@@ -603,7 +604,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_answer_given_up_keeps_the_rest_of_a_message_for_as_long_as_there_is_room() {
         let metrics = Metrics::new(vec![]);
-        let shard = Rc::new(UnreadAnswers::new(0, metrics.unread.clone()));
+        let shard = Rc::new(UnreadAnswers::new(&config(), metrics.unread.clone()));
         let listener = metrics.listeners.of(&"main".into());
         let origin =
             ConnectionOrigin::new("main".into(), None, listener, ClientFigures::new(1, Rc::default()));
@@ -612,7 +613,7 @@ mod tests {
         let begin = || {
             let parts = [pieces(message.clone()), pieces(message.clone())].into_iter().flatten().collect();
             let contents = ReplyContents::new(parts, ReplyRest::Trailers(http::HeaderMap::new()), None);
-            let room = connection.take(UnreadRoomNeed::of_whole(2 * message.len()), LIMIT).expect("free");
+            let room = connection.take(UnreadRoomNeed::of_whole(2 * message.len())).expect("free");
             let mut answer = room.hold(contents);
             let first = poll(&mut answer).expect("a piece").len();
             (answer, first)
@@ -620,7 +621,7 @@ mod tests {
         let ((mut old, first), (mut new, _)) = (begin(), begin());
         tokio::time::advance(LIMIT).await;
         let of_two = units(2 * message.len());
-        connection.make_room_within_limit(shard.of_connection - 2 * of_two + 1, LIMIT);
+        connection.make_room_within_limit(shard.of_connection - 2 * of_two + 1);
         assert_eq!(metrics.unread.given_up(GiveUpReason::ForTime).get(), 1, "the oldest");
         let kept = units(message.len() - first);
         assert_eq!(units(connection.held()), of_two + kept);
@@ -631,7 +632,7 @@ mod tests {
         tokio::time::advance(LIMIT).await;
         // All that the connection may hold: first the rests of messages are left, then nothing.
         for left in [2 * kept, 0] {
-            connection.make_room_within_limit(shard.of_connection, LIMIT);
+            connection.make_room_within_limit(shard.of_connection);
             assert_eq!(metrics.unread.given_up(GiveUpReason::ForTime).get(), 3, "each once");
             assert_eq!(units(connection.held()), left);
         }

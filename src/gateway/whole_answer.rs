@@ -3,10 +3,7 @@
 //! Owns: the room for the answer in the buffer of unread answers. Must not know: the decision. Invariant: an
 //! answer held whole is counted in the buffer, with its copies, until its room goes on with the answer.
 
-use tokio::time::timeout;
-
 use crate::gateway::call::Call;
-use crate::gateway::retries::PATIENCE;
 use crate::gateway::unread_answers::UnreadRoom;
 use crate::gateway::unread_need::UnreadRoomNeed;
 use crate::refusal::Refusal;
@@ -31,11 +28,7 @@ pub async fn hold_whole(
     }
     let room = match room.filter(|room| room.covers(need)) {
         Some(room) => room,
-        None => {
-            let waited =
-                timeout(PATIENCE, call.client.unread.wait_beyond(need, call.gateway.unread_timeout())).await;
-            waited.unwrap_or(Err(Refusal::TOO_MANY_REQUESTS))?
-        }
+        None => call.client.unread.wait_beyond(need).await.ok_or(Refusal::TOO_MANY_REQUESTS)?,
     };
     if let Err(lost) = answer.read_rest().await {
         let on_loss = answer.on_loss.take().filter(|_| lost.with_connection);
