@@ -14,6 +14,7 @@ mod http1_server;
 mod http2_server;
 mod inbound;
 pub mod listener_tls;
+mod message_frames;
 pub mod odd_authority;
 pub mod proxy_protocol;
 mod read_turns;

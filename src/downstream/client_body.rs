@@ -62,6 +62,9 @@ pub trait ReplyBody: Body<Data = Bytes, Error = AnswerBroken> {
     /// Lets work of the body's own go on. To be called once in each turn of the task, before `poll_frame`,
     /// even if the client leaves no room for a frame. The task of `cx` is woken for further work.
     fn poll_work(&mut self, cx: &mut Context<'_>);
+
+    /// True if a piece of the body may be several messages, each whole.
+    fn joins_messages(&self) -> bool;
 }
 
 impl ClientBodyError {

@@ -27,14 +27,14 @@ use crate::rpc::frame::{PREFIX, write_prefix};
 use crate::tasks::{Guarded, LocalExecutor};
 
 /// Bytes queued between a stream's work and HTTP/2's own buffer, beyond which the work waits and stops
-/// reading upstream: one HTTP/2 frame of the default size, so that the messages of a burst leave as one
-/// frame.
+/// reading upstream: one HTTP/2 frame of the default size, so that HTTP/2 takes the messages of a burst as one
+/// frame. Each leaves in a frame of its own ([`message_frames`](super::message_frames)).
 const WAITING_BYTES: usize = 16 * 1024;
 
 /// Messages queued, beyond which the work waits: a bound on the entries of tiny messages.
 const WAITING_MESSAGES: usize = 64;
 
-/// Messages up to this size share a frame with other messages: copying costs less than a frame.
+/// Messages up to this size are given to HTTP/2 together: copying costs less than a frame of HTTP/2.
 const JOINED: usize = 4 * 1024;
 
 /// An item of the reply stream.

@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::downstream::client_body::{AnswerBroken, ClientBody, ReplyBody};
+use crate::downstream::message_frames::{has_several_messages, messages_of_one_frame};
 use crate::downstream::socket_progress::{PREFACE, SocketProgress};
 use crate::downstream::stream_turns::StreamTurns;
 use crate::io::http2_body::Http2Body;
@@ -166,6 +167,8 @@ where
 struct ReplyPump<B> {
     stream: SendStream<Bytes>,
     body: B,
+    /// Messages that came with those sent last, and did not fit into their frame.
+    rest: Bytes,
     /// h2 has room for a piece. Each question to h2 takes a lock, and a stream mostly waits with room.
     has_room: bool,
 }
@@ -177,7 +180,7 @@ impl<B: ReplyBody + Unpin> ReplyPump<B> {
         let is_over = body.is_end_stream();
         // An error here is a stream that has ended meanwhile.
         let stream = respond.send_response(Response::from_parts(head, ()), is_over).ok()?;
-        (!is_over).then(|| Box::new(Self { stream, body, has_room: false }))
+        (!is_over).then(|| Box::new(Self { stream, body, rest: Bytes::new(), has_room: false }))
     }
 
     /// Ready when the reply was sent to its end, or the stream has ended.
@@ -200,9 +203,12 @@ impl<B: ReplyBody + Unpin> ReplyPump<B> {
             if !self.has_room && !ready!(self.poll_room(cx)) {
                 return Poll::Ready(());
             }
-            let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+            let frame = match std::mem::take(&mut self.rest) {
+                rest if rest.is_empty() => ready!(Pin::new(&mut self.body).poll_frame(cx)),
+                rest => Some(Ok(Frame::data(rest))),
+            };
             self.has_room = false;
-            if self.send(frame).is_none() || self.body.is_end_stream() {
+            if self.send(frame).is_none() || (self.rest.is_empty() && self.body.is_end_stream()) {
                 return Poll::Ready(());
             }
         }
@@ -226,7 +232,17 @@ impl<B: ReplyBody + Unpin> ReplyPump<B> {
         match frame {
             None => drop(self.stream.send_data(Bytes::new(), true)),
             Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => return self.stream.send_data(data, self.body.is_end_stream()).ok(),
+                Ok(mut data) => {
+                    if self.body.joins_messages() && has_several_messages(&data) {
+                        // Whole messages, which leave in frames of their own (`message_frames`).
+                        self.stream.reserve_capacity(data.len());
+                        let room = self.stream.capacity();
+                        let first = messages_of_one_frame(&mut data, room);
+                        self.rest = std::mem::replace(&mut data, first);
+                    }
+                    let is_over = self.rest.is_empty() && self.body.is_end_stream();
+                    return self.stream.send_data(data, is_over).ok();
+                }
                 Err(frame) => {
                     self.stream.reserve_capacity(0);
                     drop(self.stream.send_trailers(frame.into_trailers().unwrap_or_default()));

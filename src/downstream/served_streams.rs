@@ -36,6 +36,8 @@ const RESET_LEAST: usize = 64;
 /// The streams of one connection in service.
 pub(super) struct ServedStreams {
     count: Cell<usize>,
+    /// All streams since the connection began.
+    begun: Cell<u64>,
     limit: usize,
     /// The task reading the connection, while reading is paused.
     reader: Cell<Option<Waker>>,
@@ -51,6 +53,7 @@ impl ServedStreams {
         let open = usize::try_from(streams).unwrap_or(usize::MAX);
         Rc::new(Self {
             count: Cell::default(),
+            begun: Cell::default(),
             limit: open.saturating_add((open / RESET_PART).max(RESET_LEAST)),
             reader: Cell::default(),
             resets: RefCell::new(ResetRate::new(streams, Instant::now())),
@@ -67,6 +70,7 @@ impl ServedStreams {
         A: Future<Output = Response<B>> + Unpin,
     {
         self.count.set(self.count.get() + 1);
+        self.begun.set(self.begun.get() + 1);
         self.activity.begin_stream();
         let served = ServedStream { of: Rc::clone(self), is_answered: false };
         let yields = served.expects_reset();
@@ -83,6 +87,16 @@ impl ServedStreams {
     /// Waits until the client has reset more streams than allowed. Cancel-safe.
     pub(super) async fn flooded(&self) {
         self.flooded.notified().await;
+    }
+
+    /// True while a stream is in service.
+    pub(super) fn is_serving(&self) -> bool {
+        self.count.get() > 0
+    }
+
+    /// The number of streams since the connection began.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.get()
     }
 
     /// True while reading is paused because too many streams are in service.
@@ -181,6 +195,10 @@ pub(super) struct ServedBody<B> {
 impl<B: ReplyBody + Unpin> ReplyBody for ServedBody<B> {
     fn poll_work(&mut self, cx: &mut Context<'_>) {
         self.body.poll_work(cx);
+    }
+
+    fn joins_messages(&self) -> bool {
+        self.body.joins_messages()
     }
 }
 

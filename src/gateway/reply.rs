@@ -167,6 +167,10 @@ impl ReplyBody for Reply {
             stream.poll_work(cx);
         }
     }
+
+    fn joins_messages(&self) -> bool {
+        matches!(&self.holding, ReplySource::Own(contents) if contents.is_stream())
+    }
 }
 
 impl Body for Reply {

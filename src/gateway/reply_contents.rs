@@ -114,6 +114,11 @@ impl ReplyContents {
         self.held.is_empty() && matches!(self.rest, ReplyRest::Nothing)
     }
 
+    /// True for a stream made by Keyward.
+    pub(super) fn is_stream(&self) -> bool {
+        matches!(self.rest, ReplyRest::Ours(..))
+    }
+
     /// The replies of a stream made by Keyward.
     pub(super) fn stream(&mut self) -> Option<&mut ReplyReceiver> {
         match &mut self.rest {

@@ -20,7 +20,9 @@ use std::task::{Context, Poll, Waker, ready};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::io::write_buffer::{HIGH_WATER, WriteBuffer};
+use crate::io::write_buffer::HIGH_WATER;
+
+pub use crate::io::write_buffer::WriteBuffer;
 
 struct CoalesceState<T> {
     io: T,
@@ -37,8 +39,25 @@ struct CoalesceState<T> {
 }
 
 /// The connection's side: reads pass through, writes are buffered.
-pub struct Coalesce<T> {
+pub struct Coalesce<T, O = AsTheyCome> {
     shared: Rc<RefCell<CoalesceState<T>>>,
+    outgoing: O,
+}
+
+/// What becomes of accepted bytes on their way into the buffer. The number of bytes may change.
+pub trait OutgoingBytes {
+    /// Appends what the accepted bytes become.
+    fn append(&mut self, bytes: &[u8], to: &mut WriteBuffer);
+}
+
+/// Bytes are sent as they come.
+#[derive(Clone, Copy, Debug)]
+pub struct AsTheyCome;
+
+impl OutgoingBytes for AsTheyCome {
+    fn append(&mut self, bytes: &[u8], to: &mut WriteBuffer) {
+        to.append(bytes);
+    }
 }
 
 /// Access to a connection's bytes besides the connection itself, for a final message.
@@ -52,6 +71,14 @@ pub struct FinalMessage<T> {
 pub fn coalesce<T: AsyncRead + AsyncWrite + Unpin>(
     io: T,
 ) -> (TokioIo<Coalesce<T>>, impl Future<Output = ()>) {
+    coalesce_through(io, AsTheyCome)
+}
+
+/// As [`coalesce`], with the bytes that `outgoing` makes of those accepted.
+pub fn coalesce_through<T: AsyncRead + AsyncWrite + Unpin, O: OutgoingBytes>(
+    io: T,
+    outgoing: O,
+) -> (TokioIo<Coalesce<T, O>>, impl Future<Output = ()>) {
     let shared = Rc::new(RefCell::new(CoalesceState {
         io,
         pending: WriteBuffer::default(),
@@ -61,11 +88,11 @@ pub fn coalesce<T: AsyncRead + AsyncWrite + Unpin>(
         failed: None,
         dropped: false,
     }));
-    let connection = Coalesce { shared: Rc::clone(&shared) };
+    let connection = Coalesce { shared: Rc::clone(&shared), outgoing };
     (TokioIo::new(connection), flush_loop(shared))
 }
 
-impl<T> Coalesce<T> {
+impl<T, O> Coalesce<T, O> {
     /// A handle for sending a final message when the connection is no longer used.
     #[must_use]
     pub fn last_words(&self) -> FinalMessage<T> {
@@ -211,15 +238,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> CoalesceState<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Coalesce<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin, O: Unpin> AsyncRead for Coalesce<T, O> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.shared.borrow_mut().io).poll_read(cx, buf)
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin, O: OutgoingBytes + Unpin> AsyncWrite for Coalesce<T, O> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let mut shared = self.shared.borrow_mut();
+        let Self { shared, outgoing } = self.get_mut();
+        let mut shared = shared.borrow_mut();
         if let Some(kind) = shared.failed {
             return Poll::Ready(Err(kind.into()));
         }
@@ -228,7 +256,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
             shared.wake_flusher();
             return Poll::Pending;
         }
-        shared.pending.append(bytes);
+        outgoing.append(bytes, &mut shared.pending);
         shared.wake_flusher();
         Poll::Ready(Ok(bytes.len()))
     }
@@ -255,7 +283,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
     }
 }
 
-impl<T> Drop for Coalesce<T> {
+impl<T, O> Drop for Coalesce<T, O> {
     fn drop(&mut self) {
         let mut shared = self.shared.borrow_mut();
         shared.dropped = true;

@@ -26,7 +26,7 @@ thread_local! {
 
 /// The unsent bytes of one connection.
 #[derive(Default)]
-pub(super) struct WriteBuffer {
+pub struct WriteBuffer {
     bytes: Vec<u8>,
     /// Bytes at the front of `bytes` that were sent already.
     sent: usize,
@@ -41,11 +41,14 @@ impl WriteBuffer {
         self.unsent().len()
     }
 
-    pub(super) fn unsent(&self) -> &[u8] {
+    /// The bytes that wait.
+    #[must_use]
+    pub fn unsent(&self) -> &[u8] {
         self.bytes.get(self.sent..).unwrap_or_default()
     }
 
-    pub(super) fn append(&mut self, bytes: &[u8]) {
+    /// Adds bytes behind those that wait.
+    pub fn append(&mut self, bytes: &[u8]) {
         if self.bytes.capacity() - self.bytes.len() < bytes.len() {
             self.make_room(bytes.len());
         }

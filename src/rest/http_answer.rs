@@ -39,6 +39,10 @@ impl ReplyBody for AnswerBody {
             reply.poll_work(cx);
         }
     }
+
+    fn joins_messages(&self) -> bool {
+        matches!(self, Self::Grpc(reply) if reply.joins_messages())
+    }
 }
 
 impl Body for AnswerBody {

@@ -69,6 +69,8 @@ mod fleet;
 #[cfg(test)]
 mod followed;
 #[cfg(test)]
+mod frames;
+#[cfg(test)]
 mod guessing;
 #[cfg(test)]
 mod handed_over;

@@ -18,11 +18,12 @@ use super::{ClientConnectionEnd, ConnectionBounds};
 use crate::downstream::client_body::{ClientBody, ReplyBody};
 use crate::downstream::http1_server::Http1Server;
 use crate::downstream::http2_server::{Http2Server, is_flood};
+use crate::downstream::message_frames::MessageFrames;
 use crate::downstream::read_turns::{ReadTurn, TurnReader};
 use crate::downstream::served_streams::{PausableReader, ServedStreams};
 use crate::downstream::socket_progress::SocketProgress;
 use crate::downstream::turn_length::{ShardTurns, TurnLength};
-use crate::io::coalesce::{Coalesce, FinalMessage, coalesce};
+use crate::io::coalesce::{Coalesce, FinalMessage, coalesce_through};
 use crate::tasks::Tasks;
 
 const STREAM_WINDOW: u32 = 256 * 1024;
@@ -64,7 +65,7 @@ where
 
 /// An HTTP/2 connection, with its last words.
 struct Http2Connection<T, S, F, B> {
-    server: Http2Server<Coalesce<InTurns<T>>, S, F, B>,
+    server: Http2Server<Coalesce<InTurns<T>, MessageFrames>, S, F, B>,
     last_words: FinalMessage<InTurns<T>>,
 }
 
@@ -102,7 +103,8 @@ where
         answer: S,
     ) -> Self {
         let turn = ReadTurn::new();
-        let (io, flusher) = coalesce(PausableReader::new(TurnReader::http2(io, &turn), streams));
+        let io = PausableReader::new(TurnReader::http2(io, &turn), streams);
+        let (io, flusher) = coalesce_through(io, MessageFrames::default());
         tasks.spawn("downstream flusher", flusher).detach();
         let last_words = io.inner().last_words();
         let interval = bounds.pings.map(|pings| pings.interval);
