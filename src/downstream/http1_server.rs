@@ -5,9 +5,12 @@
 //! end.
 //! Invariants: hyper refuses a request whose length is ambiguous (RFC 9112, section 6.3). A connection
 //! whose response breaks off is closed without the response's end, so that the client sees the break. A
-//! request's head arrives within [`HEAD_TIME`]. A client that closes its side behind its request gets its
+//! request's head arrives within [`HEAD_TIME`]. A connection that leaves is not closed under a request: the next
+//! answer says `Connection: close`, and without a request the connection ends once it was idle for [`IDLE_TIME`].
+//! A client that closes its side behind its request gets its
 //! answer, if that comes within [`ANSWER_TIME`]; a request that lasts for as long as its client ends with it.
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -18,12 +21,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
-use http::{Request, Response};
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1::{Builder, Connection};
 use hyper::service::Service;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Sleep, sleep};
 
@@ -33,9 +37,12 @@ use crate::downstream::served_streams::ServedStreams;
 use crate::downstream::socket_progress::SocketProgress;
 use crate::downstream::watched_end::{SeenBehind, WatchedEnd};
 
-/// Time for the head of a request to arrive, and for an idle connection to send its next request: the time of
-/// etcd's servers for a head.
+/// Time for the head of a request to arrive, from its first byte: the time of etcd's servers for a head. A connection
+/// may be idle before for as long as at etcd, which never closes one.
 const HEAD_TIME: Duration = Duration::from_secs(300);
+/// Time without a request after which a leaving connection is closed. A request sent in the moment of the end would be
+/// lost, and a client must not repeat a POST by itself.
+const IDLE_TIME: Duration = Duration::from_secs(5);
 /// Time for the answer to a client that sends nothing more, and may be gone: that of a call.
 const ANSWER_TIME: Duration = Duration::from_secs(7);
 /// The least buffer that hyper accepts for the bytes of a connection.
@@ -49,10 +56,27 @@ where
     state: Http1State<T, B>,
     bond: Rc<Http1Bond>,
     streams: Rc<ServedStreams>,
-    is_leaving: bool,
+    leave: Rc<Cell<Leave>>,
+    /// Runs while the connection leaves, without a request.
+    idle_time: Option<Pin<Box<Sleep>>>,
+    /// The requests begun when heads were looked for last.
+    requests: u64,
+    /// Runs while a head has arrived in part.
+    head_time: Option<Pin<Box<Sleep>>>,
     io: WatchedEnd<T>,
     /// Runs once the client sends nothing more.
     answer_time: Option<Pin<Box<Sleep>>>,
+}
+
+/// The way of a connection to its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Leave {
+    /// Requests are served one after another.
+    Stays,
+    /// The next answer is the last one.
+    WithAnswer,
+    /// hyper closes the connection.
+    Now,
 }
 
 enum Http1State<T, B>
@@ -73,6 +97,7 @@ type Http1Answer<B> = Box<dyn Fn(Request<ClientBody>) -> LocalBoxFuture<'static,
 struct AnswerService<B> {
     answer: Rc<Http1Answer<B>>,
     bond: Rc<Http1Bond>,
+    leave: Rc<Cell<Leave>>,
     turn: Rc<ReadTurn>,
     progress: Rc<SocketProgress>,
 }
@@ -86,10 +111,15 @@ impl<B: 'static> Service<Request<Incoming>> for AnswerService<B> {
         self.progress.note_request();
         self.bond.reset();
         let request = request.map(|body| ClientBody::Http1(Http1Body::new(body, &self.bond)));
-        let (answer, turn) = (Rc::clone(&self.answer), Rc::clone(&self.turn));
+        let (answer, turn, leave) = (Rc::clone(&self.answer), Rc::clone(&self.turn), Rc::clone(&self.leave));
         async move {
             poll_fn(|cx| turn.poll_request(cx)).await;
-            Ok(answer(request).await)
+            let mut response = answer(request).await;
+            if leave.get() != Leave::Stays && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                // hyper closes the connection behind this answer.
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok(response)
         }
         .boxed_local()
     }
@@ -112,17 +142,19 @@ where
     ) -> Self {
         let answer: Http1Answer<B> = Box::new(move |request| answer(request).boxed_local());
         let bond = Rc::<Http1Bond>::default();
+        let leave = Rc::new(Cell::new(Leave::Stays));
         let service = AnswerService {
             answer: Rc::new(answer),
             bond: Rc::clone(&bond),
+            leave: Rc::clone(&leave),
             turn: Rc::clone(turn),
             progress: Rc::clone(progress),
         };
         let buffer = usize::try_from(head_size).unwrap_or(usize::MAX).max(LEAST_BUFFER);
         let io = WatchedEnd::new(io);
         let connection = Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIME)
+            // hyper's limit holds for idle connections, too.
+            .header_read_timeout(None)
             .max_buf_size(buffer)
             // As Go writes names: scripts search for `Content-Type:`.
             .title_case_headers(true)
@@ -132,25 +164,29 @@ where
             state: Http1State::Serving(Box::new(connection)),
             bond,
             streams: Rc::clone(streams),
-            is_leaving: false,
+            leave,
+            idle_time: None,
+            requests: 0,
+            head_time: None,
             io,
             answer_time: None,
         }
     }
 
-    /// Serves the connection until its end. If `leaves`, the connection ends with its open request.
+    /// Serves the connection until its end. If `leaves`, the connection ends with the open or the next request.
     /// Cancel-safe.
     pub(super) fn poll_serve(&mut self, cx: &mut Context<'_>, leaves: bool) -> Poll<()> {
-        if leaves && !self.is_leaving {
-            self.is_leaving = true;
-            if let Http1State::Serving(connection) = &mut self.state {
-                Pin::new(&mut **connection).graceful_shutdown();
-            }
+        if leaves && self.leave.get() == Leave::Stays {
+            self.leave.set(Leave::WithAnswer);
         }
         loop {
             match &mut self.state {
                 Http1State::Serving(connection) => match connection.poll_without_shutdown(cx) {
-                    Poll::Pending => ready!(self.poll_client_gone(cx)),
+                    Poll::Pending => {
+                        if self.poll_client_gone(cx).is_pending() && self.poll_late_head(cx).is_pending() {
+                            ready!(self.poll_idle(cx));
+                        }
+                    }
                     Poll::Ready(Ok(())) => self.take_over(),
                     Poll::Ready(Err(error)) => {
                         tracing::debug!(%error, "an HTTP/1 connection ended");
@@ -169,6 +205,43 @@ where
                 Http1State::Closed => return Poll::Ready(()),
             }
         }
+    }
+
+    /// Ready once the connection is closed because the rest of a head is late.
+    fn poll_late_head(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // What was read up to now is of requests that were begun; more may be, where heads are sent ahead.
+        if std::mem::replace(&mut self.requests, self.streams.begun()) != self.streams.begun()
+            || self.streams.is_serving()
+        {
+            self.io.forget_reads();
+        }
+        if !self.io.has_read() {
+            self.head_time = None;
+            return Poll::Pending;
+        }
+        let head_time = self.head_time.get_or_insert_with(|| Box::pin(sleep(HEAD_TIME)));
+        ready!(head_time.as_mut().poll(cx));
+        tracing::debug!("the head of a request over HTTP/1 is late");
+        self.take_over();
+        Poll::Ready(())
+    }
+
+    /// Ready once a leaving connection was idle for its time, and is closed by hyper. Nothing of a request has
+    /// arrived: the look behind the last one comes before.
+    fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Http1State::Serving(connection) = &mut self.state else { return Poll::Pending };
+        if self.leave.get() != Leave::WithAnswer {
+            return Poll::Pending;
+        }
+        if self.streams.is_serving() {
+            self.idle_time = None;
+            return Poll::Pending;
+        }
+        let idle_time = self.idle_time.get_or_insert_with(|| Box::pin(sleep(IDLE_TIME)));
+        ready!(idle_time.as_mut().poll(cx));
+        self.leave.set(Leave::Now);
+        Pin::new(&mut **connection).graceful_shutdown();
+        Poll::Ready(())
     }
 
     /// Looks behind the request that is being answered. Ready once the connection must be looked at again:
@@ -216,7 +289,6 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
     use std::io;
     use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! A connection whose end is seen although nobody reads: a client may close its side right behind its
 //! request.
 //!
-//! Owns: a byte read too early, and the end. Must not know: the protocol on the connection. Invariant: every
+//! Owns: a byte read too early, the end, and whether bytes were read since they were last forgotten. Must not know: the protocol on the connection. Invariant: every
 //! byte of the client is read once, in order.
 
 use std::cell::RefCell;
@@ -20,6 +20,7 @@ struct Watched<T> {
     /// The first byte behind those that were read.
     begun: Option<u8>,
     has_ended: bool,
+    has_read: bool,
 }
 
 /// The sight behind the bytes that were read.
@@ -33,7 +34,17 @@ pub(super) enum SeenBehind {
 
 impl<T> WatchedEnd<T> {
     pub(super) fn new(io: T) -> Self {
-        Self(Rc::new(RefCell::new(Watched { io, begun: None, has_ended: false })))
+        Self(Rc::new(RefCell::new(Watched { io, begun: None, has_ended: false, has_read: false })))
+    }
+
+    /// True if bytes were read since [`Self::forget_reads`].
+    pub(super) fn has_read(&self) -> bool {
+        self.0.borrow().has_read
+    }
+
+    /// What was read is the past.
+    pub(super) fn forget_reads(&self) {
+        self.0.borrow_mut().has_read = false;
     }
 }
 
@@ -76,9 +87,13 @@ impl<T: AsyncRead + Unpin> AsyncRead for WatchedEnd<T> {
         }
         if let Some(byte) = watched.begun.take() {
             buffer.put_slice(&[byte]);
+            watched.has_read = true;
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut watched.io).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut watched.io).poll_read(cx, buffer);
+        watched.has_read |= buffer.filled().len() > before;
+        read
     }
 }
 
@@ -130,6 +145,9 @@ mod tests {
         let mut read = [0; 7];
         server.read_exact(&mut read).await.expect("bytes");
         assert_eq!(&read, b"one two");
+        assert!(server.has_read());
+        server.forget_reads();
+        assert!(!server.has_read());
         assert_eq!(seen(&server), None);
         client.shutdown().await.expect("open");
         assert_eq!(seen(&server), Some(SeenBehind::End));

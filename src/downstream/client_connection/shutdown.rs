@@ -24,6 +24,9 @@ pub const LAST_CALLS: Duration = Duration::from_secs(10);
 /// call, which loses no work.
 const GOODBYE: Duration = Duration::from_secs(1);
 const SHORT_GOODBYE: Duration = Duration::from_millis(5);
+/// Grace period for a client whose first call is late, in whose place nobody waits: longer than a leaving connection of
+/// HTTP/1 may be idle, whose requests may be no calls.
+const LONG_GOODBYE: Duration = Duration::from_secs(6);
 
 /// The reasons and times for ending a connection from Keyward's side.
 pub(super) struct ConnectionShutdown {
@@ -160,7 +163,9 @@ impl ConnectionShutdown {
             return None;
         }
         self.figures.ended(EndReason::NoCall).inc();
-        self.unused_until = Some(Instant::now() + GOODBYE);
+        // What is open is another protocol, which has taken the connection over.
+        let goodbye = if activity.has_streams() { GOODBYE } else { LONG_GOODBYE };
+        self.unused_until = Some(Instant::now() + goodbye);
         Some(ShutdownStep::Leave)
     }
 
