@@ -2,10 +2,11 @@
 //! configuration.
 //!
 //! Owns: the triggers, and the order: read everything, prepare every part, publish every part. Must not know:
-//! the content of a [`ReloadPart`], the data path's sockets.
-//! Invariants: a configuration with a fault changes nothing, and each fault is logged; no part is published
-//! before all parts are prepared; the log names changed keys, never secrets; keys that need a restart are
-//! named, never applied in half; each reload leaves one audit record, whatever triggered it.
+//! the content of a [`ReloadPart`], the data path's sockets. Invariants: a configuration with a fault changes
+//! nothing, and each fault is logged; no part is published before all parts are prepared; the log names
+//! changed keys, never secrets; keys that need a restart are named, never applied in half; each reload leaves
+//! one audit record, whatever triggered it; a certificate that is not good now does not take the place of one
+//! that is, and is read again once it is good.
 
 mod change_records;
 mod files;
@@ -22,7 +23,7 @@ use futures_util::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::config::certificate_expiry::configured_certificates;
+use crate::config::certificate_expiry::{configured_certificates, worse_now};
 use crate::config::reload_request::{
     AppliedReload, ReloadOutcome, ReloadRequestReceiver, ReloadState, ReloadTrigger,
 };
@@ -106,6 +107,8 @@ pub struct Reload {
     records: Option<ChangeRecords>,
     /// The state of the files in use at the start.
     at_start: Option<FileSetFingerprint>,
+    /// When a certificate begins for which the last reload was refused.
+    again_at: Option<SystemTime>,
 }
 
 /// The present state of the files of `sources` and of the files named in `config`.
@@ -129,7 +132,18 @@ impl Reload {
         metrics: Arc<Metrics>,
     ) -> Self {
         let (current, warnings) = (started.clone(), Vec::new());
-        Self { sources, current, state, warnings, trials, parts, metrics, records: None, at_start: None }
+        Self {
+            sources,
+            current,
+            state,
+            warnings,
+            trials,
+            parts,
+            metrics,
+            records: None,
+            at_start: None,
+            again_at: None,
+        }
     }
 
     /// Sets the state of the files in use, from before their first reading: a file changed during the start
@@ -178,7 +192,8 @@ impl Reload {
                 _ = looks.tick() => None,
             };
             let print = self.print().await;
-            if watched.is_due(&print) || asked.is_some() {
+            let has_begun = self.again_at.is_some_and(|at| at <= SystemTime::now());
+            if watched.is_due(&print) || asked.is_some() || has_begun {
                 // The state before the reading: a file changed meanwhile is read again.
                 watched.loaded(print);
                 service_manager::report_reloading().await;
@@ -264,9 +279,23 @@ impl Reload {
         }
     }
 
+    /// A certificate that is not good now does not take the place of one that is: clients or members would
+    /// refuse it.
+    fn keep_good_certificates(&mut self, config: &Config) -> Result<(), String> {
+        let now = SystemTime::now();
+        let worse = worse_now(&self.current, config, now);
+        let begins = worse.iter().filter(|certificate| now < certificate.begins);
+        self.again_at = begins.map(|certificate| certificate.begins).max();
+        let Some(certificate) = worse.first() else { return Ok(()) };
+        let why = if now < certificate.begins { "is not good yet" } else { "has ended" };
+        let key = certificate.key();
+        Err(format!("{key}: the new certificate {why}, and the one in force is good: it stays in force"))
+    }
+
     /// Publishes every part, or none: returns the fault that keeps all parts unchanged.
     async fn publish(&mut self, read: Config) -> Result<AppliedReload, String> {
         let config = restart::in_force(&self.current, read.clone());
+        self.keep_good_certificates(&config)?;
         for trial in &self.trials {
             (trial.run)(&config).await?;
         }
@@ -403,6 +432,48 @@ mod tests {
         assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (3, 4));
     }
 
+    /// The new pair is read again by itself once it is good: at the time that is noted.
+    #[tokio::test]
+    async fn a_certificate_that_is_not_good_now_does_not_replace_one_that_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keyward.toml");
+        let text = "listener = [{ name = 'a', address = '127.0.0.1:1', tls = { cert = 'a.crt', key = 'a.key' } }]\n\
+                    cluster.endpoints = ['http://127.0.0.1:2']\n";
+        std::fs::write(&path, text).unwrap();
+        let now = SystemTime::now();
+        let day = Duration::from_secs(24 * 3600);
+        let pair = |begins: SystemTime, ends: SystemTime| {
+            let key = rcgen::KeyPair::generate().unwrap();
+            let mut params = rcgen::CertificateParams::new(["a".to_owned()]).unwrap();
+            (params.not_before, params.not_after) = (begins.into(), ends.into());
+            std::fs::write(folder.path().join("a.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+            std::fs::write(folder.path().join("a.key"), key.serialize_pem()).unwrap();
+        };
+        pair(now - day, now + day);
+        let mut reload = reload(&path, Vec::new());
+        for (begins, ends, told) in
+            [(now + day, now + 2 * day, "is not good yet"), (now - 2 * day, now - day, "has ended")]
+        {
+            pair(begins, ends);
+            let outcome = reload.read_again(ReloadTrigger::Signal).await;
+            assert!(
+                matches!(&outcome, ReloadOutcome::Refused(faults) if faults[0].contains(told)),
+                "{outcome:?}"
+            );
+            let again = reload.again_at.map(|at| at.duration_since(now).unwrap_or_default().as_secs() / 3600);
+            assert_eq!(again, (begins > now).then_some(23));
+        }
+        pair(now - day, now + 2 * day);
+        assert!(reload.read_again(ReloadTrigger::Signal).await.is_applied() && reload.again_at.is_none());
+        // One that has ended may be replaced by any: nothing becomes worse.
+        let mut ended = reload.current.clone();
+        pair(now - 2 * day, now - day);
+        ended.listeners = config::load(&path).unwrap().0.listeners;
+        reload.current = ended;
+        pair(now + day, now + 2 * day);
+        assert!(reload.read_again(ReloadTrigger::Signal).await.is_applied());
+    }
+
     /// Parts see the configuration in force even if the file is read repeatedly; `waiting` lists the keys
     /// that need a restart.
     #[tokio::test]
@@ -457,7 +528,8 @@ mod tests {
         configuration(&path, "one").unwrap();
         let mut reload = reload(&path, Vec::new());
         std::fs::remove_file(&path).unwrap();
-        // Without a child process, which would have copies of the sockets of other tests until it runs `mkfifo`.
+        // Without a child process, which would have copies of the sockets of other tests until it runs
+        // `mkfifo`.
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         let (turned, turn) = std::sync::mpsc::channel();

@@ -3,10 +3,10 @@
 //!
 //! Owns: the way from an HTTP request to a call, and from the call's answer to an HTTP response. A JSON
 //! request becomes a gRPC request and takes the path of every call ([`pipeline`]): identities, policy,
-//! limits, members, audit. Must not know: how a call is served, TLS, HTTP framing.
-//! Invariants: a header asserts an identity only as etcd's gateway lets it (`request_headers`); an
-//! accepted JSON document is accepted by one of etcd's gateways with the same meaning, and its message is canonical for `rpc::canonical`
-//! (`json_request`); a response that breaks off is broken off for the client too.
+//! limits, members, audit. Must not know: how a call is served, TLS, HTTP framing. Invariants: a header
+//! asserts an identity only as etcd's gateway lets it (`request_headers`); an accepted JSON document is
+//! accepted by one of etcd's gateways with the same meaning, and its message is canonical for
+//! `rpc::canonical` (`json_request`); a response that breaks off is broken off for the client too.
 
 mod call_request;
 mod cors;

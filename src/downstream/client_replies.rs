@@ -27,8 +27,8 @@ use crate::rpc::frame::{PREFIX, write_prefix};
 use crate::tasks::{Guarded, LocalExecutor};
 
 /// Bytes queued between a stream's work and HTTP/2's own buffer, beyond which the work waits and stops
-/// reading upstream: one HTTP/2 frame of the default size, so that HTTP/2 takes the messages of a burst as one
-/// frame. Each leaves in a frame of its own ([`message_frames`](super::message_frames)).
+/// reading upstream: one HTTP/2 frame of the default size, so that HTTP/2 takes the messages of a burst as
+/// one frame. Each leaves in a frame of its own ([`message_frames`](super::message_frames)).
 const WAITING_BYTES: usize = 16 * 1024;
 
 /// Messages queued, beyond which the work waits: a bound on the entries of tiny messages.

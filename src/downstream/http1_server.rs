@@ -2,13 +2,12 @@
 //! connection by another protocol.
 //!
 //! Owns: HTTP/1's settings and limits. Must not know: the services served, the reasons for a connection's
-//! end.
-//! Invariants: hyper refuses a request whose length is ambiguous (RFC 9112, section 6.3). A connection
+//! end. Invariants: hyper refuses a request whose length is ambiguous (RFC 9112, section 6.3). A connection
 //! whose response breaks off is closed without the response's end, so that the client sees the break. A
-//! request's head arrives within [`HEAD_TIME`]. A connection that leaves is not closed under a request: the next
-//! answer says `Connection: close`, and without a request the connection ends once it was idle for [`IDLE_TIME`].
-//! A client that closes its side behind its request gets its
-//! answer, if that comes within [`ANSWER_TIME`]; a request that lasts for as long as its client ends with it.
+//! request's head arrives within [`HEAD_TIME`]. A connection that leaves is not closed under a request: the
+//! next answer says `Connection: close`, and without a request the connection ends once it was idle for
+//! [`IDLE_TIME`]. A client that closes its side behind its request gets its answer, if that comes within
+//! [`ANSWER_TIME`]; a request that lasts for as long as its client ends with it.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -37,11 +36,11 @@ use crate::downstream::served_streams::ServedStreams;
 use crate::downstream::socket_progress::SocketProgress;
 use crate::downstream::watched_end::{SeenBehind, WatchedEnd};
 
-/// Time for the head of a request to arrive, from its first byte: the time of etcd's servers for a head. A connection
-/// may be idle before for as long as at etcd, which never closes one.
+/// Time for the head of a request to arrive, from its first byte: the time of etcd's servers for a head. A
+/// connection may be idle before for as long as at etcd, which never closes one.
 const HEAD_TIME: Duration = Duration::from_secs(300);
-/// Time without a request after which a leaving connection is closed. A request sent in the moment of the end would be
-/// lost, and a client must not repeat a POST by itself.
+/// Time without a request after which a leaving connection is closed. A request sent in the moment of the end
+/// would be lost, and a client must not repeat a POST by itself.
 const IDLE_TIME: Duration = Duration::from_secs(5);
 /// Time for the answer to a client that sends nothing more, and may be gone: that of a call.
 const ANSWER_TIME: Duration = Duration::from_secs(7);
@@ -173,8 +172,8 @@ where
         }
     }
 
-    /// Serves the connection until its end. If `leaves`, the connection ends with the open or the next request.
-    /// Cancel-safe.
+    /// Serves the connection until its end. If `leaves`, the connection ends with the open or the next
+    /// request. Cancel-safe.
     pub(super) fn poll_serve(&mut self, cx: &mut Context<'_>, leaves: bool) -> Poll<()> {
         if leaves && self.leave.get() == Leave::Stays {
             self.leave.set(Leave::WithAnswer);
@@ -226,8 +225,8 @@ where
         Poll::Ready(())
     }
 
-    /// Ready once a leaving connection was idle for its time, and is closed by hyper. Nothing of a request has
-    /// arrived: the look behind the last one comes before.
+    /// Ready once a leaving connection was idle for its time, and is closed by hyper. Nothing of a request
+    /// has arrived: the look behind the last one comes before.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Http1State::Serving(connection) = &mut self.state else { return Poll::Pending };
         if self.leave.get() != Leave::WithAnswer {

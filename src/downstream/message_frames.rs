@@ -1,11 +1,13 @@
-//! A DATA frame for each message of a stream, as etcd sends them: Erlang's eetcd takes one message from a frame.
+//! A DATA frame for each message of a stream, as etcd sends them: Erlang's eetcd takes one message from a
+//! frame.
 //!
-//! Owns: the borders of DATA frames on their way from HTTP/2 to the client's socket. HTTP/2 gets small messages that come
-//! together as one chunk, since a frame costs HTTP/2 more than a message, and sends the chunk as one frame; here the frame is
-//! taken apart. Must not know: streams, the messages' meaning.
-//! Invariants: the payload bytes, their order and the flags of a frame's end stay, so flow control and the client see the same
-//! stream. A frame is taken apart only if its payload is whole messages to its last byte. A frame within a large message whose
-//! bytes look so is taken apart too: allowed by HTTP/2, and bounded by [`MOST`].
+//! Owns: the borders of DATA frames on their way from HTTP/2 to the client's socket. HTTP/2 gets small
+//! messages that come together as one chunk, since a frame costs HTTP/2 more than a message, and sends the
+//! chunk as one frame; here the frame is taken apart. Must not know: streams, the messages' meaning.
+//! Invariants: the payload bytes, their order and the flags of a frame's end stay, so flow control and the
+//! client see the same stream. A frame is taken apart only if its payload is whole messages to its last byte.
+//! A frame within a large message whose bytes look so is taken apart too: allowed by HTTP/2, and bounded by
+//! [`MOST`].
 
 use bytes::Bytes;
 
@@ -24,8 +26,8 @@ const DATA: u8 = 0;
 const COMPRESSED: u8 = 1;
 const END_STREAM: u8 = 1;
 
-/// Splits off the messages at the front of `chunk` that HTTP/2 sends in one frame if it has room for so many bytes: as
-/// many whole ones as fit, and at least one.
+/// Splits off the messages at the front of `chunk` that HTTP/2 sends in one frame if it has room for so many
+/// bytes: as many whole ones as fit, and at least one.
 pub(super) fn messages_of_one_frame(chunk: &mut Bytes, room: usize) -> Bytes {
     let room = room.min(LONGEST);
     let (mut end, mut count) = (0, 0);
@@ -49,8 +51,8 @@ pub(super) fn has_several_messages(chunk: &[u8]) -> bool {
 pub(super) struct MessageFrames {
     /// Bytes of the present frame that are still to come.
     left: usize,
-    /// A frame that came in part, and may be several messages. HTTP/2 writes the beginning of a long payload with the frame's
-    /// header.
+    /// A frame that came in part, and may be several messages. HTTP/2 writes the beginning of a long payload
+    /// with the frame's header.
     held: Vec<u8>,
 }
 
@@ -303,7 +305,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever HTTP/2 writes, and in whichever pieces: the streams are the same, and the flags of their ends.
+        /// Whatever HTTP/2 writes, and in whichever pieces: the streams are the same, and the flags of their
+        /// ends.
         #[test]
         fn the_bytes_of_a_stream_stay(
             frames in prop::collection::vec((0..3_u8, 0..2_u8, prop::collection::vec(0..30_usize, 0..6), 0..4_usize), 0..8),

@@ -1,8 +1,8 @@
 //! A connection whose end is seen although nobody reads: a client may close its side right behind its
 //! request.
 //!
-//! Owns: a byte read too early, the end, and whether bytes were read since they were last forgotten. Must not know: the protocol on the connection. Invariant: every
-//! byte of the client is read once, in order.
+//! Owns: a byte read too early, the end, and whether bytes were read since they were last forgotten. Must not
+//! know: the protocol on the connection. Invariant: every byte of the client is read once, in order.
 
 use std::cell::RefCell;
 use std::io;

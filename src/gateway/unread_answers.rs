@@ -190,7 +190,8 @@ impl UnreadAnswers {
 
     /// Gives up answers until `wanted` units are free or no candidate is left. Candidates are the answers
     /// unread for [`GRACE`] of connections holding at least as much as `of` will hold, and all answers unread
-    /// for `limits.unread_timeout`. The connection holding most loses first, and the answer unread for longest.
+    /// for `limits.unread_timeout`. The connection holding most loses first, and the answer unread for
+    /// longest.
     fn make_room(&self, of: &ConnectionUnread, wanted: u32) {
         let timeout = self.timeout();
         let will_hold = of.share.own() + wanted as usize * UNIT;
@@ -218,8 +219,8 @@ impl UnreadAnswers {
         }
     }
 
-    /// Gives up the answers of a connection unread for `limits.unread_timeout` beyond [`PAUSED`], those unread
-    /// for longest. Returns when to look again; `None` if no answer is registered.
+    /// Gives up the answers of a connection unread for `limits.unread_timeout` beyond [`PAUSED`], those
+    /// unread for longest. Returns when to look again; `None` if no answer is registered.
     fn give_up_paused(&self) -> Option<Instant> {
         let limit = self.timeout();
         let connections: Vec<_> = self.connections.borrow().values().map(Rc::clone).collect();

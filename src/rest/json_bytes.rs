@@ -1,12 +1,12 @@
 //! Bytes as base64 in a JSON document.
 //!
-//! Owns: which texts are taken. Must not know: fields, documents. Invariant: a text is taken if one of etcd's two
-//! gateways takes the text; then both read the same bytes.
+//! Owns: which texts are taken. Must not know: fields, documents. Invariant: a text is taken if one of etcd's
+//! two gateways takes the text; then both read the same bytes.
 //!
-//! The gateway of etcd 3.4 and 3.5 takes standard base64 with padding; that of 3.6 and 3.7 the URL-safe alphabet, too, and
-//! decides by the text's length, with its line breaks, whether padding is needed. Both leave out line breaks, and do not
-//! look at the loose bits of the last character (Go's `encoding/base64`, and `unmarshalBytes` of protobuf-go's
-//! `encoding/protojson/decode.go`).
+//! The gateway of etcd 3.4 and 3.5 takes standard base64 with padding; that of 3.6 and 3.7 the URL-safe
+//! alphabet, too, and decides by the text's length, with its line breaks, whether padding is needed. Both
+//! leave out line breaks, and do not look at the loose bits of the last character (Go's `encoding/base64`,
+//! and `unmarshalBytes` of protobuf-go's `encoding/protojson/decode.go`).
 
 use std::borrow::Cow;
 use std::sync::LazyLock;

@@ -2,17 +2,23 @@
 //!
 //! Owns: the ends of leases. Must not know: who granted a lease. Invariants: etcd never ends a lease before
 //! its time to live is over, so a lease counts no longer than it lives, unless it is revoked elsewhere; a
-//! lease renewed through another replica only stops counting early. At most `limit` leases are kept.
+//! lease renewed through another replica only stops counting early. At most `limit` leases are kept, and of
+//! those that are over no more than of those that live, or [`FEW`].
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+/// Leases kept without a look at those that are over.
+const FEW: usize = 64;
+
 /// The leases of a peer, by id, each with its end.
 #[derive(Debug, Default)]
 pub(super) struct LeaseLedger {
     ends: HashMap<i64, Instant>,
+    /// The number of leases at which those that are over are forgotten.
+    full_at: usize,
     /// Grants under way.
     reserved: usize,
 }
@@ -21,7 +27,7 @@ impl LeaseLedger {
     /// Counts a grant under way. Returns false at the limit.
     pub(super) fn reserve(&mut self, limit: usize, now: Instant) -> bool {
         if self.ends.len() + self.reserved >= limit {
-            self.ends.retain(|_, end| *end > now);
+            self.forget_ended(now);
         }
         let has_room = self.ends.len() + self.reserved < limit;
         self.reserved += 1;
@@ -37,6 +43,9 @@ impl LeaseLedger {
     /// kept.
     pub(super) fn grant(&mut self, lease: i64, ttl: i64, limit: usize, now: Instant) {
         let Some(end) = end(ttl, now) else { return };
+        if self.ends.len() >= self.full_at.max(FEW) {
+            self.forget_ended(now);
+        }
         if self.ends.len() < limit {
             self.ends.insert(lease, end);
         }
@@ -57,9 +66,15 @@ impl LeaseLedger {
         self.reserved > 0 || self.ends.values().any(|end| *end > now)
     }
 
-    /// The number of leases kept, also if some have just ended.
-    pub(super) fn count(&self) -> usize {
-        self.ends.len()
+    /// The number of leases that count.
+    pub(super) fn count(&self, now: Instant) -> usize {
+        self.ends.values().filter(|end| **end > now).count()
+    }
+
+    /// Costs no more than the grants since the last time.
+    fn forget_ended(&mut self, now: Instant) {
+        self.ends.retain(|_, end| *end > now);
+        self.full_at = 2 * self.ends.len();
     }
 
     /// The lease is gone.
@@ -103,5 +118,18 @@ mod tests {
         assert_eq!(ledger.ends.len(), 0, "etcd says that the lease is gone");
         ledger.grant(8, i64::MAX, 2, now);
         assert!(ledger.ends.len() <= 1, "no panic");
+    }
+
+    #[test]
+    fn leases_that_are_over_are_neither_counted_nor_kept() {
+        let (mut ledger, begun, limit) = (LeaseLedger::default(), Instant::now(), 100_000);
+        for lease in 0..20_000 {
+            let now = begun + Duration::from_secs(lease / 100);
+            ledger.grant(lease.cast_signed(), 2, limit, now);
+        }
+        let last = begun + Duration::from_secs(199);
+        assert_eq!(ledger.count(last), 200);
+        assert!(ledger.ends.len() <= 500, "{}", ledger.ends.len());
+        assert_eq!(ledger.count(last + Duration::from_secs(3)), 0);
     }
 }

@@ -200,7 +200,11 @@ impl Limiter {
             (LimitKind::Calls, None, limits.calls.map(|rate| rate.per_second.get().into())),
             (LimitKind::CallsInFlight, count(&self.calls_in_flight), limits.calls_in_flight.map(u64::from)),
             (LimitKind::Watches, count(&self.watches), limits.watches.map(u64::from)),
-            (LimitKind::Leases, Some(self.leases().count() as u64), limits.leases.map(u64::from)),
+            (
+                LimitKind::Leases,
+                Some(self.leases().count(Instant::now()) as u64),
+                limits.leases.map(u64::from),
+            ),
             (LimitKind::RequestBytes, None, kib(limits.request_kib)),
             (LimitKind::ReplyBytes, None, kib(limits.reply_kib)),
             (LimitKind::KeysPerRange, None, limits.keys_per_range.map(|keys| keys.get().into())),

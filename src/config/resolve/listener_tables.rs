@@ -10,6 +10,7 @@ use http::uri::Authority;
 
 use super::user_tables::{OTHERS, UserRows};
 use super::{IdentifyAvailability, Resolver};
+use crate::config::certificate_expiry::RevocationCoverage;
 use crate::config::{
     Address, Admin, AdminSocketSetting, ClientAuth, ClientCa, DEFAULT_ADMIN_SOCKET, Identify, Listener,
     ListenerHttp, OnExpiry, OwnHosts, PageContent, PageSettings, ServerTls, toml_file,
@@ -240,8 +241,19 @@ impl Resolver<'_> {
                 None
             }
             Some(roots) => {
-                let file = self.file(path, &name);
-                self.checked(path, Crls::read(&file, roots.as_ref()?))
+                let (file, roots) = (self.file(path, &name), roots.as_ref()?);
+                let crls = self.checked(path, Crls::read(&file, roots))?;
+                let coverage = RevocationCoverage::of(roots.certificates(), crls.lists());
+                for authority in coverage.uncovered {
+                    let reason = format!(
+                        "has no list of the client_ca {authority:?}: no certificate under it would be accepted"
+                    );
+                    self.findings.fault(path, reason);
+                }
+                for issuer in coverage.foreign {
+                    self.findings.warn(path, format!("has a list of {issuer:?}, which is not in client_ca"));
+                }
+                Some(crls)
             }
         }
     }

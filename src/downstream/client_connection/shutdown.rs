@@ -24,8 +24,8 @@ pub const LAST_CALLS: Duration = Duration::from_secs(10);
 /// call, which loses no work.
 const GOODBYE: Duration = Duration::from_secs(1);
 const SHORT_GOODBYE: Duration = Duration::from_millis(5);
-/// Grace period for a client whose first call is late, in whose place nobody waits: longer than a leaving connection of
-/// HTTP/1 may be idle, whose requests may be no calls.
+/// Grace period for a client whose first call is late, in whose place nobody waits: longer than a leaving
+/// connection of HTTP/1 may be idle, whose requests may be no calls.
 const LONG_GOODBYE: Duration = Duration::from_secs(6);
 
 /// The reasons and times for ending a connection from Keyward's side.

@@ -170,7 +170,8 @@ impl Scene {
         .report()
     }
 
-    /// Asserts exactly the `wanted` findings, notes apart, and no unreadable input; returns the printed report.
+    /// Asserts exactly the `wanted` findings, notes apart, and no unreadable input; returns the printed
+    /// report.
     fn finds(&self, wanted: &[(Severity, &str)]) -> String {
         let report = self.report();
         let found: Vec<_> = report.findings.iter().map(|one| (one.severity, &*one.check)).collect();
@@ -626,6 +627,21 @@ fn certificates_that_end() {
     assert!(ending(30 * day).finds(&[(Warning, "certificate")]).contains("30 days"));
     assert!(ending(7 * day - 1).finds(&[(Error, "certificate")]).contains("167 hours"));
     assert!(ending(-1).finds(&[(Error, "certificate")]).contains("listener a: tls.cert: it has ended"));
+}
+
+#[test]
+fn a_certificate_that_is_not_good_yet() {
+    let scene = Scene::new().with(|scene| {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(["a".to_owned()]).unwrap();
+        let now = rcgen::date_time_ymd(2030, 1, 1);
+        params.not_before = now + Duration::from_secs(30 * 3600);
+        params.not_after = rcgen::date_time_ymd(2040, 1, 1);
+        std::fs::write(scene.folder.path().join("a.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+        std::fs::write(scene.folder.path().join("a.key"), key.serialize_pem()).unwrap();
+    });
+    let said = scene.finds(&[(Error, "certificate")]);
+    assert!(said.contains("listener a: tls.cert: it is not good yet, but in 30 hours"), "{said}");
 }
 
 #[test]
