@@ -4,13 +4,16 @@
 //! signed heads, the sinks, and reading the files again. Must not know: calls, sessions, policies; the
 //! gateway collects the facts of a call.
 //! Invariants: no record holds a value, a token or a password (docs/decisions.md#d55); a serving thread never
-//! writes to a sink; the memory of waiting records is bounded; a lost record is counted, and a record of the
+//! writes to a sink; the file waits for no other sink; the memory of waiting records is bounded; a lost record is counted, and a record of the
 //! loss follows in the chain.
 
+mod audit_folder;
 pub mod chain;
+mod chain_end_file;
 mod file;
 pub mod head_signature;
 mod left_out;
+mod line_follower;
 pub mod log;
 mod otlp_collector;
 mod otlp_request;
@@ -22,6 +25,10 @@ pub mod retention;
 mod rotation;
 pub mod search;
 mod secondary_sink;
+mod sink_lines;
 mod sink_progress;
+mod sink_queue;
+pub mod sink_state;
 mod syslog;
 pub mod verify;
+mod written_lines;

@@ -246,6 +246,9 @@ fn metrics_text() -> String {
     registry.odd_authority.refused.get_or_create(&one("reason", "order")).inc();
     registry.request_memory.refused("all").inc();
     registry.audit.lost("all").inc();
+    registry.audit.sent("otlp").inc();
+    registry.audit.unsent("otlp").set(1);
+    registry.audit.sink_failing("otlp").set(1);
     registry.rest_requests.get_or_create(&RestLabels { path: "other", status: 404 }).inc();
     registry.connection_figures.ended(EndReason::NoCall).inc();
     registry.connection_figures.refused(ConnectionLimit::Connections).inc();
@@ -311,6 +314,7 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
         "checks.rs",
         "checks/alarms.rs",
         "checks/audit_retention.rs",
+        "checks/audit_sinks.rs",
         "checks/certificates.rs",
         "checks/weak_certificates.rs",
         "checks/versions.rs",

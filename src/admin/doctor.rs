@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::audit::log::AuditLog;
+use crate::audit::log::{AuditLog, AuditSinksReport};
 use crate::config::reload_request::ReloadState;
 use crate::config::{Config, MappingOutcome};
 use crate::credentials::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
@@ -140,6 +140,7 @@ impl Doctor {
             constant_limits: &self.usage.counters().constant(),
             shown: &self.pages.connector.shown_certificates(),
             audit_retention: self.audit.as_ref().and_then(|audit| audit.retention()),
+            audit_sinks: &self.audit.as_ref().map(|audit| audit.sinks()).unwrap_or_default(),
         }
         .report()
     }
@@ -189,6 +190,7 @@ pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> D
         constant_limits: &[],
         shown: survey.map_or(&[], |survey| &survey.certificates),
         audit_retention: None,
+        audit_sinks: &AuditSinksReport::default(),
     }
     .report_for_check(survey.is_some())
 }

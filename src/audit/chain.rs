@@ -24,6 +24,8 @@ pub const HASH: usize = 64;
 pub const NO_HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 /// The text between the covered bytes and the hash.
 const MARK: &[u8] = b",\"hash\":\"";
+/// The begin of a line, up to its number.
+const BEGIN: &[u8] = b"{\"v\":1,\"seq\":";
 /// The text after the hash.
 const END: &[u8] = b"\"}";
 
@@ -40,6 +42,24 @@ impl Default for ChainEnd {
     fn default() -> Self {
         Self { seq: 0, hash: NO_HASH.to_owned() }
     }
+}
+
+impl ChainEnd {
+    /// The end of a chain whose last line is this one, without its line break. The line's hash is not checked.
+    #[must_use]
+    pub(super) fn of_line(line: &[u8]) -> Option<Self> {
+        let before_hash = line.strip_suffix(END)?;
+        let (_, hash) = before_hash.split_at_checked(before_hash.len().checked_sub(HASH)?)?;
+        Some(Self { seq: number_of(line)?, hash: std::str::from_utf8(hash).ok()?.to_owned() })
+    }
+}
+
+/// The number of the line that begins with these bytes.
+#[must_use]
+pub(super) fn number_of(line: &[u8]) -> Option<u64> {
+    let rest = line.strip_prefix(BEGIN)?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
 }
 
 /// Makes lines of records.
@@ -164,6 +184,7 @@ mod tests {
             let read = ChainedLine::read(line).unwrap();
             assert_eq!((read.seq, read.prev, &*read.replica), (number, &*end.hash, "a \"b\""));
             end = read.end();
+            assert_eq!(ChainEnd::of_line(line).as_ref(), Some(&end));
         }
         assert_eq!(end.seq, 3);
     }

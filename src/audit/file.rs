@@ -4,7 +4,6 @@
 //! file as a whole, synced to disk, or not at all once [`AuditFile::append`] has succeeded again; the end of
 //! a file cut by a crash is kept in a file beside; one process writes a file.
 
-use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -15,9 +14,11 @@ use std::time::SystemTime;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use super::audit_folder::AuditFolder;
 use super::chain::{ChainEnd, ChainedLine};
+use super::chain_end_file::{ChainEndFile, KeptEnd};
 use super::retention::AuditRetention;
-use super::rotation::{self, FileAge};
+use super::rotation::{self, FileAge, SurplusFiles};
 use crate::config::audit_settings::AuditFileSettings;
 
 /// Bytes read from the end of a file to find the last line: far more than a line.
@@ -45,6 +46,8 @@ pub enum AuditFileError {
 /// The file written now.
 pub(super) struct AuditFile {
     settings: AuditFileSettings,
+    folder: AuditFolder,
+    kept_end: ChainEndFile,
     file: File,
     is_regular: bool,
     age: FileAge,
@@ -57,21 +60,14 @@ pub(super) struct AuditFile {
     retention: Arc<AuditRetention>,
 }
 
-/// The names after a rotation.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Rotated {
-    /// The new name of the file that was written.
-    pub(super) old: String,
-    /// The old files that were removed, oldest first.
-    pub(super) removed: Vec<String>,
-}
-
 /// A file ready for records, and the chain so far.
 pub(super) struct ContinuedFile {
     pub(super) file: AuditFile,
     pub(super) end: ChainEnd,
-    /// The name of the file with the last line, if this file is empty.
+    /// The name of the file with the last line, if the file has no line or another last line.
     pub(super) previous: Option<String>,
+    /// The file with the last line is not here: somebody moved or removed it.
+    pub(super) is_moved: bool,
     /// Bytes cut from the end.
     pub(super) torn: u64,
 }
@@ -93,9 +89,12 @@ impl AuditFile {
         })?;
         let age = FileAge { size: 0, begun: SystemTime::now() };
         let (settings, first, is_torn, old) = (settings.clone(), 0, false, (0, None));
-        let mut opened = Self { settings, file, is_regular, age, first, is_torn, old, retention };
+        let (folder, kept_end) = (AuditFolder::of(path), ChainEndFile::beside(path, "end"));
+        let mut opened =
+            Self { settings, folder, kept_end, file, is_regular, age, first, is_torn, old, retention };
         if !is_regular {
-            return Ok(ContinuedFile { file: opened, end: ChainEnd::default(), previous: None, torn: 0 });
+            let end = ChainEnd::default();
+            return Ok(ContinuedFile { file: opened, end, previous: None, is_moved: false, torn: 0 });
         }
         opened.look_at_old_files().map_err(at)?;
         let length = opened.file.metadata().map_err(at)?.len();
@@ -110,12 +109,30 @@ impl AuditFile {
             opened.file.set_len(length - torn).and_then(|()| opened.file.sync_all()).map_err(at)?;
         }
         opened.age.size = length - torn;
-        if let Some(end) = end {
+        if end.is_some() {
             opened.read_begin();
-            return Ok(ContinuedFile { file: opened, end, previous: None, torn });
         }
-        let (end, previous) = opened.newest_old_file().map_err(at)?.unzip();
-        Ok(ContinuedFile { file: opened, end: end.unwrap_or_default(), previous, torn })
+        let (end, previous, is_moved) = opened.chain_end(end).map_err(at)?;
+        Ok(ContinuedFile { file: opened, end, previous, is_moved, torn })
+    }
+
+    /// The end of the chain, given that of the file: the last line that stands in a file of the folder, or the
+    /// last line that was ever written, if its file is not here. With the name of the file of the last line,
+    /// unless that is this file, and true if that file is not here.
+    fn chain_end(&self, end: Option<ChainEnd>) -> io::Result<(ChainEnd, Option<String>, bool)> {
+        let (mut last, mut previous) = match end {
+            Some(end) => (end, None),
+            None => self.newest_other_file()?.map_or_else(Default::default, |(end, name)| (end, Some(name))),
+        };
+        if let KeptEnd::Known(kept) = self.kept_end.read()
+            && kept.seq > last.seq
+        {
+            let (written, found) = (kept.seq, last.seq);
+            tracing::error!(written, found, "the last audit records are in no file of the folder");
+            (last, previous) = (kept, Some(self.folder.name().to_string_lossy().into_owned()));
+            return Ok((last, previous, true));
+        }
+        Ok((last, previous, false))
     }
 
     /// Reads the number and the time of the first line.
@@ -129,25 +146,13 @@ impl AuditFile {
         }
     }
 
-    /// The end of the chain in the newest old file, with the file's name.
-    fn newest_old_file(&self) -> io::Result<Option<(ChainEnd, String)>> {
-        let Some(newest) = self.old_files()?.pop() else { return Ok(None) };
-        let file = File::open(self.folder().join(&newest))?;
+    /// The end of the chain in the newest other file of the folder, with the file's name.
+    fn newest_other_file(&self) -> io::Result<Option<(ChainEnd, String)>> {
+        let Some((_, newest)) = self.folder.chain_files()?.pop() else { return Ok(None) };
+        let file = File::open(&newest)?;
         let tail = tail(&file, file.metadata()?.len())?;
-        Ok(last_line(&tail).1.map(|end| (end, newest.to_string_lossy().into_owned())))
-    }
-
-    fn folder(&self) -> &Path {
-        self.settings.path.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."))
-    }
-
-    fn name(&self) -> &OsStr {
-        self.settings.path.file_name().unwrap_or_default()
-    }
-
-    fn old_files(&self) -> io::Result<Vec<std::ffi::OsString>> {
-        let names = fs::read_dir(self.folder())?.filter_map(Result::ok).map(|entry| entry.file_name());
-        Ok(rotation::old_files(self.name(), names))
+        let name = newest.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(last_line(&tail).1.map(|end| (end, name)))
     }
 
     /// True if the file is to be rotated before `more` bytes are written.
@@ -155,11 +160,18 @@ impl AuditFile {
         self.is_regular && rotation::is_due(&self.settings, self.age, more, now)
     }
 
-    /// Appends lines, of which the first has the number `first`, and syncs the file.
+    /// Appends lines, of which the first has the number `first`, and syncs the file. `end` is the end of the
+    /// chain with the last of the lines.
     ///
     /// # Errors
     /// The operating system's error: none of the lines stands in the file after the next success.
-    pub(super) fn append(&mut self, lines: &[u8], first: u64, now: SystemTime) -> io::Result<()> {
+    pub(super) fn append(
+        &mut self,
+        lines: &[u8],
+        first: u64,
+        end: &ChainEnd,
+        now: SystemTime,
+    ) -> io::Result<()> {
         if self.is_torn {
             self.file.set_len(self.age.size)?;
             self.is_torn = false;
@@ -174,15 +186,21 @@ impl AuditFile {
                 (self.first, self.age.begun) = (first, now);
             }
             self.age.size += lines.len() as u64;
+            self.kept_end.write(end);
             self.note_kept(now);
         }
         Ok(())
     }
 
+    /// True if records of this process stand in files with names.
+    pub(super) fn is_regular(&self) -> bool {
+        self.is_regular
+    }
+
     /// Counts the old files, and reads the time of their first record.
     fn look_at_old_files(&mut self) -> io::Result<()> {
-        let old = self.old_files()?;
-        let oldest = old.first().and_then(|oldest| time_of_first_line(&self.folder().join(oldest)));
+        let old = self.folder.old_files()?;
+        let oldest = old.first().and_then(|oldest| time_of_first_line(&self.folder.folder().join(oldest)));
         self.old = (old.len(), oldest);
         Ok(())
     }
@@ -198,13 +216,17 @@ impl AuditFile {
         if self.is_regular { self.file.sync_data() } else { Ok(()) }
     }
 
-    /// Renames the file, begins a new file, and removes surplus files. Returns the old file's new name.
+    /// Renames the file, and begins a new file. Returns the old file's new name.
     ///
     /// # Errors
     /// The operating system's error: the file stays as it was.
-    pub(super) fn rotate(&mut self) -> io::Result<Rotated> {
-        let name = rotation::old_name(self.name(), self.first);
-        let old = self.folder().join(&name);
+    pub(super) fn rotate(&mut self) -> io::Result<String> {
+        if self.is_torn {
+            self.file.set_len(self.age.size)?;
+            self.is_torn = false;
+        }
+        let name = rotation::old_name(self.folder.name(), self.first);
+        let old = self.folder.folder().join(&name);
         fs::rename(&self.settings.path, &old)?;
         match open(&self.settings.path) {
             Ok((file, is_regular)) => (self.file, self.is_regular) = (file, is_regular),
@@ -215,26 +237,29 @@ impl AuditFile {
         }
         self.age = FileAge { size: 0, begun: SystemTime::now() };
         self.first = 0;
-        File::open(self.folder())?.sync_all()?;
-        let removed = self.remove_surplus()?;
-        self.look_at_old_files()?;
-        Ok(Rotated { old: name.to_string_lossy().into_owned(), removed })
+        File::open(self.folder.folder())?.sync_all()?;
+        Ok(name.to_string_lossy().into_owned())
     }
 
-    fn remove_surplus(&self) -> io::Result<Vec<String>> {
-        let (old, now) = (self.old_files()?, SystemTime::now());
-        let surplus = rotation::surplus(old.clone(), self.settings.keep);
-        let mut removed = Vec::new();
-        for (at, file) in surplus.iter().enumerate() {
-            // No record is younger than the first one of the next file.
-            let next = old.get(at + 1).map(|next| self.folder().join(next));
-            let youngest = next.map_or(Some(now), |next| time_of_first_line(&next));
-            fs::remove_file(self.folder().join(file))?;
-            let name = file.to_string_lossy().into_owned();
-            self.retention.note_removed(&name, youngest, now);
-            removed.push(name);
+    /// Removes surplus files, but for those with lines behind `taken`.
+    ///
+    /// # Errors
+    /// The operating system's error: files that were not removed stay.
+    pub(super) fn remove_surplus(&mut self, taken: u64) -> io::Result<SurplusFiles> {
+        if !self.is_regular {
+            return Ok(SurplusFiles { removed: Vec::new(), held: 0 });
         }
-        Ok(removed)
+        let (old, now) = (self.folder.old_files()?, SystemTime::now());
+        let surplus = rotation::surplus(&old, self.settings.keep, taken);
+        for (at, (file, _)) in surplus.removed.iter().enumerate() {
+            // No record is younger than the first one of the next file.
+            let next = old.get(at + 1).map(|next| self.folder.folder().join(next));
+            let youngest = next.map_or(Some(now), |next| time_of_first_line(&next));
+            fs::remove_file(self.folder.folder().join(file))?;
+            self.retention.note_removed(&file.to_string_lossy(), youngest, now);
+        }
+        self.look_at_old_files()?;
+        Ok(surplus)
     }
 }
 
@@ -308,14 +333,14 @@ mod tests {
     fn write(file: &mut AuditFile, chain: &mut Chain, event: &str) {
         let mut line = Vec::new();
         chain.append(format!("{{\"time\":\"t\",\"event\":\"{event}\"}}").as_bytes(), &mut line);
-        file.append(&line, chain.end.seq, SystemTime::now()).unwrap();
+        file.append(&line, chain.end.seq, &chain.end, SystemTime::now()).unwrap();
     }
 
     #[test]
     fn a_torn_end_is_moved_aside_and_the_chain_goes_on() {
         let folder = tempfile::tempdir().unwrap();
         let settings = settings(folder.path());
-        let ContinuedFile { mut file, end, previous, torn } = open_file(&settings).unwrap();
+        let ContinuedFile { mut file, end, previous, torn, .. } = open_file(&settings).unwrap();
         assert_eq!((end.seq, previous, torn), (0, None, 0));
         let mut chain = Chain::new("a", end);
         write(&mut file, &mut chain, "x");
@@ -332,9 +357,12 @@ mod tests {
         }
         let kept = fs::read(folder.path().join("audit.log.torn")).unwrap();
         assert_eq!(kept, [&whole[..30], b"\n\0\0\0\0\n\0\0\n"].concat());
-        // Nothing but a torn line: the chain begins anew.
+        // Nothing but a torn line: no number is given twice.
         fs::write(&settings.path, &whole[..30]).unwrap();
-        assert_eq!(open_file(&settings).unwrap().end, ChainEnd::default());
+        let continued = open_file(&settings).unwrap();
+        let previous = continued.previous.as_deref();
+        assert_eq!((continued.end, previous, continued.is_moved), (chain.end, Some("audit.log"), true));
+        drop(continued.file);
         fs::write(&settings.path, "some text\n").unwrap();
         assert!(matches!(open_file(&settings), Err(AuditFileError::NotAudit(_))));
     }
@@ -350,12 +378,12 @@ mod tests {
             write(&mut file, &mut chain, "x");
             write(&mut file, &mut chain, "y");
             let first = chain.end.seq - 1;
-            let rotated = file.rotate().unwrap();
-            assert_eq!(rotated.old, format!("audit.log.{first:020}"));
-            removed.extend(rotated.removed);
+            assert_eq!(file.rotate().unwrap(), format!("audit.log.{first:020}"));
+            let surplus = file.remove_surplus(u64::MAX).unwrap();
+            removed.extend(surplus.removed.into_iter().map(|(name, _)| name));
         }
         assert_eq!(removed, ["audit.log.00000000000000000001", "audit.log.00000000000000000003"]);
-        let old = file.old_files().unwrap();
+        let old = file.folder.old_files().unwrap();
         assert_eq!(old, ["audit.log.00000000000000000005", "audit.log.00000000000000000007"]);
         drop(file);
         // The process ended between the rotation and the first line of the new file.
@@ -376,7 +404,7 @@ mod tests {
         let mut file = open_file(&full).unwrap().file;
         assert!(!file.is_due(5, SystemTime::now()));
         for _ in 0..2 {
-            let error = file.append(b"x\n", 1, SystemTime::now()).unwrap_err();
+            let error = file.append(b"x\n", 1, &ChainEnd::default(), SystemTime::now()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         }
     }

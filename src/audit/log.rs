@@ -11,6 +11,7 @@ use super::record;
 use super::recorder::{self, AuditStartError};
 use super::refusal_share::RefusalShare;
 use super::retention::{AuditRetention, RetentionReport};
+use super::sink_state::{SinkReport, SinkState};
 use crate::config::audit_settings::{AuditEvent, AuditEvents, AuditSettings, OnFull};
 use crate::telemetry::audit_metrics::AuditMetrics;
 
@@ -24,6 +25,7 @@ pub struct AuditLog {
     queue: Arc<AuditQueue>,
     refusals: Option<RefusalShare>,
     retention: Arc<AuditRetention>,
+    sinks: Vec<Arc<SinkState>>,
 }
 
 /// The answer to a call that needs room for its record.
@@ -34,6 +36,15 @@ pub enum Reservation {
     Without,
     /// No room; the call must wait.
     Full,
+}
+
+/// The state of the sinks beside the file.
+#[derive(Clone, Debug, Default)]
+pub struct AuditSinksReport {
+    /// The sinks.
+    pub sinks: Vec<SinkReport>,
+    /// True while calls are refused since a sink is behind by more than the kept files.
+    pub is_behind: bool,
 }
 
 /// The record has no room, and the call must not go on without.
@@ -62,11 +73,11 @@ impl AuditLog {
         let file = settings.file.as_ref();
         let retention = Arc::new(AuditRetention::new(file, metrics.clone()));
         let queue = Arc::new(AuditQueue::new(settings.queue, metrics));
-        recorder::start(settings, &queue, &retention)?;
+        let sinks = recorder::start(settings, &queue, &retention)?;
         let guard = AuditCloseGuard(Arc::clone(&queue));
         let refusals = file.and_then(|file| RefusalShare::new(file, Instant::now()));
         let (events, on_full) = (settings.events, settings.on_full);
-        Ok((Arc::new(Self { events, on_full, queue, refusals, retention }), guard))
+        Ok((Arc::new(Self { events, on_full, queue, refusals, retention, sinks }), guard))
     }
 
     /// True if the event has records.
@@ -78,7 +89,8 @@ impl AuditLog {
     /// Reserves room for the record of a call, before the call is sent.
     #[must_use]
     pub fn reserve(&self, bytes: usize) -> Reservation {
-        match (self.queue.try_reserve(bytes), self.on_full) {
+        let place = if self.queue.is_behind() { None } else { self.queue.try_reserve(bytes) };
+        match (place, self.on_full) {
             (Some(place), _) => Reservation::Place(place),
             (None, OnFull::Drop) => Reservation::Without,
             (None, OnFull::Block) => Reservation::Full,
@@ -88,7 +100,7 @@ impl AuditLog {
     /// Waits for room. Cancel-safe.
     ///
     /// # Errors
-    /// The log cannot be written, or makes no room for some seconds.
+    /// The log cannot be written, a sink is past its bound, or there is no room for some seconds.
     pub async fn wait_for_room(&self, bytes: usize) -> Result<AuditPlace, AuditUnwritable> {
         let place = self.queue.reserve(bytes).await;
         place.ok_or_else(|| {
@@ -101,6 +113,13 @@ impl AuditLog {
     #[must_use]
     pub fn retention(&self) -> Option<RetentionReport> {
         self.retention.report(SystemTime::now())
+    }
+
+    /// The sinks beside the file.
+    #[must_use]
+    pub fn sinks(&self) -> AuditSinksReport {
+        let is_behind = self.queue.is_behind();
+        AuditSinksReport { sinks: self.sinks.iter().map(|sink| sink.report()).collect(), is_behind }
     }
 
     /// Room for the record of a call that found room at its begin, and must not hold room for its whole life:

@@ -6,7 +6,7 @@
 //! room is owed: no place is given until that debt is paid; refusals have a share of their own, so that they
 //! displace neither changes nor commands; a place is given back unless used, also when its call is dropped;
 //! the writer holds a part of the capacity at a time; taking a place takes no lock, and a serving thread
-//! waits for no write.
+//! waits for no write. A batch without a file holds its room until every sink has done with it.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -99,6 +99,10 @@ pub struct AuditQueue {
     /// Wakes the end of the process, which waits for the writer.
     closed: Condvar,
     is_failing: AtomicBool,
+    /// True while a sink that follows the file is behind by more than the kept files.
+    is_behind: AtomicBool,
+    /// Sinks that fail while records wait for them in memory.
+    failing_sinks: AtomicUsize,
     /// Lost records without a record of the loss.
     unreported: AtomicU64,
     /// Records of calls without effect left out, without a record of it.
@@ -136,6 +140,22 @@ pub(super) struct AuditBatch {
     pub(super) has_more: bool,
     /// True if no record follows any more.
     pub(super) is_last: bool,
+}
+
+/// The room of a batch's records, given back at the end of its last owner.
+pub(super) struct BatchRoom {
+    queue: Arc<AuditQueue>,
+    records: usize,
+    units: UnitsByShare,
+}
+
+impl Drop for BatchRoom {
+    fn drop(&mut self) {
+        self.queue.metrics.waiting.dec_by(i64::try_from(self.records).unwrap_or(i64::MAX));
+        for (share, units) in self.queue.shares.iter().zip(self.units.0) {
+            share.release(units);
+        }
+    }
 }
 
 /// Room for one record.
@@ -185,6 +205,8 @@ impl AuditQueue {
             pauses: Condvar::new(),
             closed: Condvar::new(),
             is_failing: AtomicBool::new(false),
+            is_behind: AtomicBool::new(false),
+            failing_sinks: AtomicUsize::new(0),
             unreported: AtomicU64::new(0),
             left_out: Mutex::default(),
             metrics,
@@ -225,9 +247,10 @@ impl AuditQueue {
         self.try_reserve_of(RoomShare::Common, bytes)
     }
 
-    /// Waits for room. `None` if the writer fails, or has made no room for some seconds. Cancel-safe.
+    /// Waits for room. `None` if the writer or a sink fails, or has made no room for some seconds. Cancel-safe.
     pub async fn reserve(self: &Arc<Self>, bytes: usize) -> Option<AuditPlace> {
-        if self.is_failing.load(Ordering::Relaxed) {
+        let fails = self.is_failing.load(Ordering::Relaxed) || self.failing_sinks.load(Ordering::Relaxed) > 0;
+        if fails || self.is_behind() {
             return None;
         }
         let (room, share) = self.room(RoomShare::Common);
@@ -294,6 +317,25 @@ impl AuditQueue {
         self.unreported.fetch_add(records, Ordering::Relaxed);
     }
 
+    /// True while a sink is behind by more than the kept files.
+    pub(super) fn is_behind(&self) -> bool {
+        self.is_behind.load(Ordering::Relaxed)
+    }
+
+    /// Notes if a sink is behind by more than the kept files. Returns true if that is new.
+    pub(super) fn note_behind(&self, is_behind: bool) -> bool {
+        self.is_behind.swap(is_behind, Ordering::Relaxed) != is_behind
+    }
+
+    /// Notes that a sink begins to fail, or works again, while records wait for it in memory.
+    pub(super) fn note_sink_failing(&self, fails: bool) {
+        if fails {
+            self.failing_sinks.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.failing_sinks.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// Notes if the writer fails. Returns true if that is new.
     pub(super) fn note_failing(&self, fails: bool) -> bool {
         self.is_failing.swap(fails, Ordering::Relaxed) != fails
@@ -333,12 +375,9 @@ impl AuditQueue {
         batch
     }
 
-    /// Gives back the room of a batch.
-    pub(super) fn finish(&self, batch: &AuditBatch) {
-        self.metrics.waiting.dec_by(i64::try_from(batch.bodies.len()).unwrap_or(i64::MAX));
-        for (share, units) in self.shares.iter().zip(batch.units.0) {
-            share.release(units);
-        }
+    /// The room of a batch.
+    pub(super) fn room_of(self: &Arc<Self>, batch: &AuditBatch) -> BatchRoom {
+        BatchRoom { queue: Arc::clone(self), records: batch.bodies.len(), units: batch.units }
     }
 
     /// Waits for `pause`. False once the process ends.
@@ -391,7 +430,7 @@ mod tests {
         let batch = queue.take(Instant::now());
         assert_eq!(batch.bodies, [b"{}"]);
         assert!(queue.try_reserve(3 * UNIT).is_none(), "not written yet");
-        queue.finish(&batch);
+        drop(queue.room_of(&batch));
         assert!(queue.try_reserve(99 * UNIT).is_some(), "a large record has all the room at most");
         assert!(queue.take(Instant::now()).bodies.is_empty());
     }
@@ -421,7 +460,7 @@ mod tests {
         loop {
             let batch = queue.take(Instant::now());
             SHARES.into_iter().zip(batch.units.0).for_each(|(share, units)| taken.add(share, units));
-            queue.finish(&batch);
+            drop(queue.room_of(&batch));
             if !batch.has_more {
                 break;
             }
@@ -443,7 +482,7 @@ mod tests {
         for owed in (0..6).rev() {
             let batch = queue.take(Instant::now());
             assert_eq!((batch.bodies.len(), batch.has_more), (1, owed > 0));
-            queue.finish(&batch);
+            drop(queue.room_of(&batch));
             assert_eq!(queue.try_reserve(1).is_some(), owed < 3, "{owed} records wait in 3 units");
         }
     }
@@ -518,7 +557,7 @@ mod tests {
                         written += batch.bodies.len();
                         batches.push(batch);
                         if batches.len() > 1 {
-                            queue.finish(&batches.remove(0));
+                            drop(queue.room_of(&batches.remove(0)));
                         }
                     }
                     Step::Fill(..) | Step::Drop(_) | Step::Write => {}
@@ -539,11 +578,11 @@ mod tests {
                 }
             }
             places.clear();
-            batches.iter().for_each(|batch| queue.finish(batch));
+            batches.iter().for_each(|batch| drop(queue.room_of(batch)));
             while !queue.lock().pending.is_empty() {
                 let batch = queue.take(Instant::now());
                 written += batch.bodies.len();
-                queue.finish(&batch);
+                drop(queue.room_of(&batch));
             }
             prop_assert_eq!(filled, written);
             for room in &queue.shares {

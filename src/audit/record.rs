@@ -485,6 +485,9 @@ pub struct LogAuditRecord<'a> {
     /// The name of the file before, in the first record of a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous_file: Option<&'a str>,
+    /// True if somebody else than Keyward moved or removed the file before.
+    #[serde(rename = "moved", skip_serializing_if = "std::ops::Not::not")]
+    pub is_moved: bool,
     /// The name of an old file that was removed, being beyond `audit.keep`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub removed_file: Option<&'a str>,
@@ -514,6 +517,7 @@ impl LogAuditRecord<'_> {
             event,
             version: None,
             previous_file: None,
+            is_moved: false,
             removed_file: None,
             count: None,
             peers: &[],

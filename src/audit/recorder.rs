@@ -2,10 +2,11 @@
 //!
 //! Owns: the order of the lines. Must not know: the facts of a record. Invariants: one write and one sync for
 //! each batch; the chain has exactly the lines of the file, so that a batch that was not written leaves no
-//! gap; a batch that was not written is written later or counted as lost.
+//! gap; a batch that was not written is written later or counted as lost; the writer waits for no other sink.
 
 use std::io;
 use std::mem;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,19 +15,25 @@ use super::chain::{Chain, ChainEnd};
 use super::file::{AuditFile, AuditFileError, ContinuedFile};
 use super::head_signature::SignedHead;
 use super::left_out::LeftOutCounts;
+use super::line_follower::{FollowerBegin, LineFollower};
 use super::otlp_collector::OtlpCollector;
-use super::queue::{AuditBatch, AuditQueue};
+use super::queue::{AuditBatch, AuditQueue, BatchRoom};
 use super::record::{LogAuditRecord, Timestamp, body};
 use super::retention::AuditRetention;
-use super::secondary_sink::{SecondarySink, SinkOutput};
+use super::secondary_sink::{SecondarySink, SinkFeed, SinkOutput};
+use super::sink_queue::{QueuedLines, SinkQueue};
+use super::sink_state::SinkState;
 use super::syslog::SyslogServer;
+use super::written_lines::WrittenLines;
 use crate::config::audit_settings::{AuditSettings, OnFull};
 use crate::pem::PrivateKey;
 
 /// The time between two heads, while records are written.
 const HEADS: Duration = Duration::from_secs(60);
-/// The time between two records about records that were left out.
+/// The time between two records about records that were left out, or lost by a sink.
 const LEFT_OUT: Duration = Duration::from_secs(10);
+/// The time between two looks at files that stay for a sink.
+const LOOK: Duration = Duration::from_secs(1);
 /// The pause between two attempts to write a batch.
 const RETRY: Duration = Duration::from_millis(500);
 /// How long the end waits for the last batches of the sinks beside the file. The process waits for two
@@ -42,12 +49,16 @@ pub(super) struct Recorder {
     replica: String,
     file: Option<AuditFile>,
     sinks: Vec<SecondarySink>,
+    /// The lines of the file, for the sinks that follow the file.
+    written: Arc<WrittenLines>,
     signing_key: Option<Arc<PrivateKey>>,
     on_full: OnFull,
     /// When the next head is due.
     head_at: Instant,
-    /// When records that were left out are told next.
+    /// When records that were left out, or lost by a sink, are told next.
     left_out_at: Instant,
+    /// When surplus files are looked for next, if files stay for a sink.
+    surplus_at: Option<Instant>,
     /// The number of the last head's line.
     last_head: u64,
     /// True if records waited behind the last batch: their times are further apart than those of the writes.
@@ -64,10 +75,12 @@ pub(super) struct Recorder {
 /// The facts of the record of a start.
 struct FirstLine {
     previous_file: Option<String>,
+    is_moved: bool,
     torn: u64,
 }
 
-/// Starts the writer's thread. The records of the start are written before any other record.
+/// Starts the writer's thread. The records of the start are written before any other record. Returns the states
+/// of the sinks beside the file.
 ///
 /// # Errors
 /// The file cannot be used, or a thread cannot be started.
@@ -75,31 +88,33 @@ pub(super) fn start(
     settings: &AuditSettings,
     queue: &Arc<AuditQueue>,
     retention: &Arc<AuditRetention>,
-) -> Result<(), AuditStartError> {
+) -> Result<Vec<Arc<SinkState>>, AuditStartError> {
     let open = |file| AuditFile::open(file, Arc::clone(retention));
     let continued = settings.file.as_ref().map(open).transpose()?;
     let (file, end, first) = match continued {
-        Some(ContinuedFile { file, end, previous, torn }) => {
-            (Some(file), end, FirstLine { previous_file: previous, torn })
+        Some(ContinuedFile { file, end, previous, is_moved, torn }) => {
+            (Some(file), end, FirstLine { previous_file: previous, is_moved, torn })
         }
-        None => (None, ChainEnd::default(), FirstLine { previous_file: None, torn: 0 }),
+        None => (None, ChainEnd::default(), FirstLine { previous_file: None, is_moved: false, torn: 0 }),
     };
-    let syslog = |address| SinkOutput::Syslog(SyslogServer::new(address, settings.replica.clone()));
-    let outputs = settings.stdout.then_some(SinkOutput::Stdout).into_iter();
-    let collector = settings.otlp.as_ref().map(|otlp| OtlpCollector::new(otlp, &settings.replica));
-    let collector = collector.transpose()?.map(|collector| SinkOutput::Otlp(Box::new(collector)));
-    let outputs = outputs.chain(settings.syslog.clone().map(syslog)).chain(collector);
-    let sinks = outputs.map(|output| SecondarySink::start(output, settings.on_full, Arc::clone(queue)));
+    let followed = settings.file.as_ref().filter(|_| file.as_ref().is_some_and(AuditFile::is_regular));
+    let (sinks, written) = match followed {
+        Some(file) => following_sinks(settings, &file.path, &end, queue)?,
+        None => (queued_sinks(settings, queue)?, Arc::new(WrittenLines::new(end.seq, Vec::new()))),
+    };
+    let states = sinks.iter().map(|sink| Arc::clone(&sink.state)).collect();
     let recorder = Recorder {
         queue: Arc::clone(queue),
         chain: Chain::new(&settings.replica, end),
         replica: settings.replica.clone(),
         file,
-        sinks: sinks.collect::<io::Result<_>>()?,
+        sinks,
+        written,
         signing_key: settings.signing_key.clone(),
         on_full: settings.on_full,
         head_at: Instant::now() + HEADS,
         left_out_at: Instant::now(),
+        surplus_at: Some(Instant::now()),
         last_head: 0,
         was_behind: false,
         no_rotation_before: None,
@@ -108,7 +123,51 @@ pub(super) fn start(
         first: Some(first),
     };
     thread::Builder::new().name("audit".into()).spawn(move || recorder.run())?;
-    Ok(())
+    Ok(states)
+}
+
+/// The destinations beside the file.
+fn outputs(settings: &AuditSettings) -> io::Result<Vec<SinkOutput>> {
+    let syslog = |address| SinkOutput::Syslog(SyslogServer::new(address, settings.replica.clone()));
+    let collector = settings.otlp.as_ref().map(|otlp| OtlpCollector::new(otlp, &settings.replica));
+    let collector = collector.transpose()?.map(|collector| SinkOutput::Otlp(Box::new(collector)));
+    let stdout = settings.stdout.then_some(SinkOutput::Stdout);
+    Ok(stdout.into_iter().chain(settings.syslog.clone().map(syslog)).chain(collector).collect())
+}
+
+/// The sinks that follow the file.
+fn following_sinks(
+    settings: &AuditSettings,
+    path: &Path,
+    end: &ChainEnd,
+    queue: &Arc<AuditQueue>,
+) -> io::Result<(Vec<SecondarySink>, Arc<WrittenLines>)> {
+    let mut begun = Vec::new();
+    for output in outputs(settings)? {
+        let begin = FollowerBegin::read(path, output.name(), end)?;
+        let state = SinkState::new(output.name(), begin.taken.seq, queue.metrics.clone());
+        begun.push((output, begin, Arc::new(state)));
+    }
+    let states = begun.iter().map(|(_, _, state)| Arc::clone(state)).collect();
+    let written = Arc::new(WrittenLines::new(end.seq, states));
+    let mut sinks = Vec::new();
+    for (output, begin, state) in begun {
+        let follower = LineFollower::new(path, begin, Arc::clone(&state), Arc::clone(&written));
+        let feed = SinkFeed::Followed(Box::new(follower));
+        sinks.push(SecondarySink::start(output, feed, state, Arc::clone(queue))?);
+    }
+    Ok((sinks, written))
+}
+
+/// The sinks with queues of their own: no file keeps the lines.
+fn queued_sinks(settings: &AuditSettings, queue: &Arc<AuditQueue>) -> io::Result<Vec<SecondarySink>> {
+    let holds_calls = settings.on_full == OnFull::Block;
+    let sink = |output: SinkOutput| {
+        let state = Arc::new(SinkState::new(output.name(), 0, queue.metrics.clone()));
+        let own = Arc::new(SinkQueue::new((!holds_calls).then_some(settings.queue)));
+        SecondarySink::start(output, SinkFeed::Queued(own, holds_calls), state, Arc::clone(queue))
+    };
+    outputs(settings)?.into_iter().map(sink).collect()
 }
 
 /// Why the audit log does not start.
@@ -131,6 +190,8 @@ struct OwnRecords {
     rotated_from: Option<String>,
     removed: Vec<String>,
     first: Option<FirstLine>,
+    /// Losses by sink.
+    of_sinks: Vec<u64>,
 }
 
 impl Recorder {
@@ -138,7 +199,9 @@ impl Recorder {
         // The record of the start does not wait for the first call.
         self.write(AuditBatch::default());
         loop {
-            let batch = self.queue.take(self.head_at);
+            self.look_for_surplus();
+            let until = self.surplus_at.map_or(self.head_at, |at| at.min(self.head_at));
+            let batch = self.queue.take(until);
             let is_last = batch.is_last;
             self.write(batch);
             if is_last {
@@ -146,6 +209,8 @@ impl Recorder {
             }
         }
         let until = Instant::now() + LAST_BATCHES;
+        self.written.close();
+        self.sinks.iter().for_each(SecondarySink::close);
         self.sinks.drain(..).for_each(|sink| sink.end(until));
         // The file's lock is free when the process is told, so that the next log may begin.
         drop(self.file.take());
@@ -175,14 +240,14 @@ impl Recorder {
             self.head_at = Instant::now() + HEADS;
         }
         let count = self.chain.end.seq - before.seq;
+        let room = self.queue.room_of(&batch);
         if count == 0 {
-            return self.queue.finish(&batch);
+            return;
         }
         if self.write_lines(&lines, before.seq + 1) {
             self.queue.metrics.written.inc_by(count);
             self.queue.metrics.written_at.set(unix_seconds());
-            let lines: Arc<[u8]> = lines.into();
-            self.sinks.iter().for_each(|sink| sink.pass(&lines, count));
+            self.pass_on(lines, count, Some(room));
             if self.queue.note_failing(false) {
                 tracing::info!("the audit log is written again");
             }
@@ -192,7 +257,15 @@ impl Recorder {
             self.queue.count_lost(batch.bodies.len() as u64);
             self.return_own(own);
         }
-        self.queue.finish(&batch);
+    }
+
+    /// Tells the sinks of lines that were written. With `on_full = "block"`, lines that stand in no file keep
+    /// the room of their records.
+    fn pass_on(&self, lines: Vec<u8>, count: u64, room: Option<BatchRoom>) {
+        self.written.note(self.chain.end.seq);
+        let room = room.filter(|_| self.on_full == OnFull::Block).map(Arc::new);
+        let batch = QueuedLines { lines: lines.into(), count, room, done: 0 };
+        self.sinks.iter().for_each(|sink| sink.pass(&batch));
     }
 
     /// The records that the log owes: of the start, of a new file, of losses.
@@ -206,6 +279,7 @@ impl Recorder {
             bodies.push(body(&LogAuditRecord {
                 version: Some(env!("CARGO_PKG_VERSION")),
                 previous_file: first.previous_file.as_deref(),
+                is_moved: first.is_moved,
                 torn_bytes: Some(first.torn).filter(|torn| *torn > 0),
                 ..record
             }));
@@ -225,22 +299,30 @@ impl Recorder {
         if unreported > 0 {
             bodies.push(lost(unreported, None));
         }
-        let of_sinks = self.sinks.iter().map(|sink| (sink.take_unreported(), sink.name));
-        bodies.extend(of_sinks.filter(|(count, _)| *count > 0).map(|(count, name)| lost(count, Some(name))));
         let is_due = is_last || Instant::now() >= self.left_out_at;
-        let left_out = if is_due { self.queue.take_left_out() } else { LeftOutCounts::default() };
+        let (mut left_out, mut of_sinks) = (LeftOutCounts::default(), Vec::new());
+        if is_due {
+            left_out = self.queue.take_left_out();
+            of_sinks = self.sinks.iter().map(|sink| sink.state.take_unreported()).collect();
+        }
+        // A record of a loss goes to the sinks too: one now and then cannot become a load of its own.
+        for (sink, count) in self.sinks.iter().zip(&of_sinks).filter(|(_, count)| **count > 0) {
+            bodies.push(lost(*count, Some(sink.state.name)));
+            self.left_out_at = Instant::now() + LEFT_OUT;
+        }
         if left_out.count > 0 {
             let (record, peers) = (LogAuditRecord::new("left_out"), left_out.peers());
             bodies.push(body(&LogAuditRecord { count: Some(left_out.count), peers: &peers, ..record }));
             self.left_out_at = Instant::now() + LEFT_OUT;
         }
-        OwnRecords { bodies, unreported, left_out, rotated_from, removed, first }
+        OwnRecords { bodies, unreported, left_out, rotated_from, removed, first, of_sinks }
     }
 
     /// Takes the owed records back: the lines were not written.
     fn return_own(&mut self, own: OwnRecords) {
         self.queue.return_unreported(own.unreported);
         self.queue.return_left_out(own.left_out);
+        self.sinks.iter().zip(own.of_sinks).for_each(|(sink, count)| sink.state.return_unreported(count));
         (self.first, self.rotated_from, self.removed) = (own.first, own.rotated_from, own.removed);
     }
 
@@ -249,7 +331,8 @@ impl Recorder {
     fn write_lines(&mut self, lines: &[u8], first: u64) -> bool {
         let Some(file) = &mut self.file else { return true };
         loop {
-            let Err(error) = file.append(lines, first, SystemTime::now()) else { return true };
+            let end = &self.chain.end;
+            let Err(error) = file.append(lines, first, end, SystemTime::now()) else { return true };
             if self.queue.note_failing(true) {
                 tracing::error!(%error, "the audit log cannot be written");
             }
@@ -290,7 +373,7 @@ impl Recorder {
         }
         let Some(file) = &mut self.file else { return };
         if !head.is_empty()
-            && let Err(error) = file.append(&head, self.chain.end.seq, SystemTime::now())
+            && let Err(error) = file.append(&head, self.chain.end.seq, &self.chain.end, SystemTime::now())
         {
             tracing::warn!(%error, "the audit file cannot be rotated");
             self.chain.end = before;
@@ -298,20 +381,59 @@ impl Recorder {
             self.no_rotation_before = Some(now + ROTATION_RETRY);
             return;
         }
+        let names = self.written.hold_names();
+        let rotated = file.rotate();
+        drop(names);
         if !head.is_empty() {
-            let head: Arc<[u8]> = mem::take(&mut head).into();
-            self.sinks.iter().for_each(|sink| sink.pass(&head, 1));
+            self.pass_on(head, 1, None);
         }
-        match file.rotate() {
-            Ok(rotated) => {
-                tracing::info!(file = rotated.old, "the audit file was rotated");
-                self.rotated_from = Some(rotated.old);
-                self.removed.extend(rotated.removed);
+        match rotated {
+            Ok(old) => {
+                tracing::info!(file = old, "the audit file was rotated");
+                self.rotated_from = Some(old);
                 self.no_rotation_before = None;
+                self.surplus_at = Some(now);
+                self.look_for_surplus();
             }
             Err(error) => {
                 tracing::error!(%error, "the audit file cannot be rotated");
                 self.no_rotation_before = Some(now + ROTATION_RETRY);
+            }
+        }
+    }
+
+    /// Removes files beyond the wanted number, if due. With `on_full = "block"` a file stays while a sink has
+    /// not taken its lines, and calls are refused meanwhile; with `"drop"` such lines are lost for the sink.
+    fn look_for_surplus(&mut self) {
+        let (Some(file), now) = (&mut self.file, Instant::now()) else { return };
+        if self.surplus_at.is_none_or(|at| now < at) {
+            return;
+        }
+        let taken = match self.on_full {
+            OnFull::Block => self.written.taken_by_all(),
+            OnFull::Drop => u64::MAX,
+        };
+        let surplus = file.remove_surplus(taken);
+        let held = match surplus {
+            Ok(surplus) => {
+                surplus.removed.iter().for_each(|(_, last)| self.written.note_removed(*last));
+                let names = surplus.removed.into_iter().map(|(name, _)| name.to_string_lossy().into_owned());
+                self.removed.extend(names);
+                surplus.held
+            }
+            Err(error) => {
+                tracing::error!(%error, "old audit files cannot be removed");
+                0
+            }
+        };
+        self.surplus_at = (held > 0).then_some(now + LOOK);
+        if self.queue.note_behind(held > 0) {
+            if held > 0 {
+                tracing::error!(
+                    "calls are refused: a sink of audit records is behind by more than audit.keep files"
+                );
+            } else {
+                tracing::info!("calls are served again: all sinks of audit records have taken the old files");
             }
         }
     }
@@ -326,17 +448,18 @@ mod tests {
     use std::fs;
     use std::io::BufReader;
     use std::net::{Ipv4Addr, SocketAddr};
-    use std::path::Path;
+    use std::os::unix::net::UnixDatagram;
 
     use http::uri::PathAndQuery;
     use socket2::{Domain, Socket, Type};
 
     use super::*;
+    use crate::audit::audit_folder::AuditFolder;
     use crate::audit::head_signature::{HeadPublicKey, write_key_pair};
-    use crate::audit::log::{AuditCloseGuard, AuditLog};
+    use crate::audit::log::{AuditCloseGuard, AuditLog, Reservation};
     use crate::audit::queue::RoomShare;
     use crate::audit::verify::{ChainCheck, ChainFault, ChainReport};
-    use crate::config::audit_settings::{AuditCollector, AuditEvent, AuditFileSettings};
+    use crate::config::audit_settings::{AuditCollector, AuditEvent, AuditFileSettings, SyslogAddress};
     use crate::config::collector_settings::CollectorSettings;
     use crate::config::{Endpoint, Scheme};
     use crate::telemetry::metrics::Metrics;
@@ -448,10 +571,8 @@ mod tests {
             record(&log, number);
         }
         end(guard);
-        let mut files: Vec<_> =
-            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
-        files.sort();
-        files.rotate_left(1);
+        let files = AuditFolder::of(&path).chain_files().unwrap();
+        let files: Vec<_> = files.into_iter().map(|(_, path)| path).collect();
         assert!(files.len() > 3, "{files:?}");
         let files: Vec<&Path> = files.iter().map(|path| &**path).collect();
         let report = check(&files, None).unwrap();
@@ -507,31 +628,129 @@ mod tests {
         assert_eq!(check(&[&path], None).unwrap().lost, 3);
     }
 
-    /// The collector's port is taken by a socket that does not listen, so that no other program answers there.
-    #[test]
-    fn lines_without_a_collector_are_lost_for_this_sink_alone_and_the_loss_is_recorded() {
+    /// A collector whose port is taken by a socket that does not listen, so that no other program answers there.
+    fn dead_collector() -> (Socket, Option<AuditCollector>) {
         let held = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         held.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
         let port = held.local_addr().unwrap().as_socket().unwrap().port();
         let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port };
         let path = PathAndQuery::from_static("/v1/logs");
         let collector = CollectorSettings { endpoint, tls: None, headers: Vec::new() };
-        let otlp = Some(AuditCollector { collector, path });
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("audit.log");
-        let (log, guard, metrics) = start(&AuditSettings { otlp, ..settings(&file, OnFull::Drop) });
-        record(&log, "one");
-        while metrics.audit.lost("otlp").get() < 2 {
-            thread::yield_now();
+        (held, Some(AuditCollector { collector, path }))
+    }
+
+    /// Receives the lines of a syslog server at `path`, up to the first `stop`, and returns their records.
+    fn syslog_lines(path: &Path) -> Vec<serde_json::Value> {
+        let (server, mut buffer) = (UnixDatagram::bind(path).unwrap(), [0; 4096]);
+        let mut records: Vec<serde_json::Value> = Vec::new();
+        while records.last().is_none_or(|record| record["event"] != "stop") {
+            let length = server.recv(&mut buffer).unwrap();
+            let begin = buffer[..length].iter().position(|byte| *byte == b'{').unwrap();
+            records.push(serde_json::from_slice(&buffer[begin..length]).unwrap());
         }
-        record(&log, "two");
+        records
+    }
+
+    #[test]
+    fn the_file_waits_for_no_sink_and_a_sink_gets_its_lines_after_the_next_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, socket) = (folder.path().join("audit.log"), folder.path().join("syslog"));
+        let (_held, otlp) = dead_collector();
+        let syslog = Some(SyslogAddress::Unix(socket.clone()));
+        let settings = AuditSettings { otlp, syslog, ..settings(&file, OnFull::Block) };
+        let (log, guard, metrics) = start(&settings);
+        for number in 0..100 {
+            // A batch for each record: more than a sink holds in memory.
+            while metrics.audit.waiting.get() > 0 {
+                thread::yield_now();
+            }
+            record(&log, number);
+        }
         end(guard);
-        let lines = fs::read_to_string(&file).unwrap();
-        let records = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        let lost = records.filter(|record| record["event"] == "lost" && record["sink"] == "otlp");
-        assert!(lost.filter_map(|record| record["count"].as_u64()).sum::<u64>() >= 2, "{lines}");
-        assert_eq!(metrics.audit.lost("all").get(), 0);
-        assert_eq!(events(&file).iter().filter(|event| *event == "x").count(), 2);
-        assert_eq!(check(&[&file], None).unwrap().lines, lines.lines().count() as u64);
+        assert_eq!(events(&file).len(), 103);
+        assert_eq!((metrics.audit.lost("syslog").get(), metrics.audit.lost("otlp").get()), (0, 0));
+        assert_eq!((metrics.audit.unsent("otlp").get(), metrics.audit.sink_failing("otlp").get()), (103, 1));
+        let receiving = thread::spawn(move || syslog_lines(&socket));
+        let (_log, guard, _) = start(&settings);
+        let mut received = receiving.join().unwrap();
+        end(guard);
+        received.retain(|record| record["event"] == "x");
+        let notes: Vec<_> = received.iter().map(|record| record["note"].as_str().unwrap()).collect();
+        assert_eq!(notes, (0..100).map(|number| number.to_string()).collect::<Vec<_>>());
+    }
+
+    /// Files that a sink has not taken stay beyond the wanted number with `Block`, and calls are refused; with
+    /// `Drop` the lines are lost for this sink alone, and the loss is recorded.
+    #[test]
+    fn a_sink_that_is_behind_by_more_than_the_kept_files_holds_calls_or_loses_lines() {
+        for on_full in [OnFull::Block, OnFull::Drop] {
+            let folder = tempfile::tempdir().unwrap();
+            let (file, (_held, otlp)) = (folder.path().join("audit.log"), dead_collector());
+            let mut settings = AuditSettings { otlp, ..settings(&file, on_full) };
+            settings.file.as_mut().map(|file| (file.max_size, file.keep) = (2000, 2)).unwrap();
+            let (log, guard, metrics) = start(&settings);
+            let mut made = 0;
+            while made < 40 && !matches!(log.reserve(100), Reservation::Full) {
+                record(&log, made);
+                made += 1;
+                while metrics.audit.waiting.get() > 0 {
+                    thread::yield_now();
+                }
+            }
+            let old = || AuditFolder::of(&file).old_files().unwrap();
+            assert_eq!(log.sinks().is_behind, on_full == OnFull::Block);
+            if on_full == OnFull::Block {
+                assert!(made < 40 && old().len() == 3, "{made} records, {:?}", old());
+                // What is no call goes on, and takes twice as many files at most.
+                for number in 0..40 {
+                    record(&log, number);
+                    while metrics.audit.waiting.get() > 0 {
+                        thread::yield_now();
+                    }
+                }
+                assert_eq!(old().len(), 4);
+            }
+            end(guard);
+            let all: Vec<_> = old().into_iter().map(|name| folder.path().join(name)).chain([file]).collect();
+            check(&all.iter().map(|path| &**path).collect::<Vec<_>>(), None).unwrap();
+            let lines = all.iter().map(|path| fs::read_to_string(path).unwrap()).collect::<String>();
+            let records = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+            let lost = records.filter(|record| record["event"] == "lost" && record["sink"] == "otlp");
+            let told = lost.filter_map(|record| record["count"].as_u64()).sum::<u64>();
+            assert!(told > 0 && told <= metrics.audit.lost("otlp").get(), "{on_full:?}: {lines}");
+            assert_eq!(metrics.audit.lost("all").get(), 0);
+        }
+    }
+
+    #[test]
+    fn without_a_file_records_keep_their_room_until_every_sink_has_them_or_are_lost_for_one_sink() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("syslog");
+        for on_full in [OnFull::Block, OnFull::Drop] {
+            let (_held, otlp) = dead_collector();
+            let syslog = Some(SyslogAddress::Unix(socket.clone()));
+            let settings = AuditSettings { otlp, syslog, file: None, ..settings(&socket, on_full) };
+            let (server, mut buffer) = (UnixDatagram::bind(&socket).unwrap(), [0; 4096]);
+            let (log, guard, metrics) = start(&settings);
+            for number in 0..200 {
+                record(&log, number);
+            }
+            let lost = metrics.audit.lost("all").get();
+            assert!(lost > 0, "the queue has an end");
+            // The other sink gets what was taken.
+            for _ in lost..=200 {
+                server.recv(&mut buffer).unwrap();
+            }
+            let full = matches!(log.reserve(100), Reservation::Full);
+            assert_eq!(full, on_full == OnFull::Block);
+            if on_full == OnFull::Block {
+                assert!(metrics.audit.waiting.get() > 0);
+            }
+            end(guard);
+            assert_eq!(metrics.audit.waiting.get(), 0);
+            assert!(metrics.audit.lost("otlp").get() > 0);
+            drop(server);
+            fs::remove_file(&socket).unwrap();
+        }
     }
 }

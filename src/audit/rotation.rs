@@ -48,6 +48,23 @@ pub(super) fn old_name(name: &OsStr, first: u64) -> OsString {
     old
 }
 
+/// The number of the first line of an old file, by its name.
+#[must_use]
+pub(super) fn first_number(old: &OsStr) -> Option<u64> {
+    let digits = old.as_encoded_bytes().rsplit(|byte| *byte == b'.').next()?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// True if `entry` may be the file `name` under another name: followed by a number or a date, as by Keyward
+/// and by logrotate.
+#[must_use]
+pub(super) fn may_be_renamed(name: &OsStr, entry: &OsStr) -> bool {
+    let rest = entry.as_encoded_bytes().strip_prefix(name.as_encoded_bytes());
+    let suffix = rest.and_then(|rest| rest.strip_prefix(b".").or_else(|| rest.strip_prefix(b"-")));
+    let is_numeric = |byte: &u8| byte.is_ascii_digit() || b".-_".contains(byte);
+    suffix.is_some_and(|suffix| !suffix.is_empty() && suffix.iter().all(is_numeric))
+}
+
 /// The old files of `name` among the names of its folder, oldest first.
 #[must_use]
 pub(super) fn old_files(name: &OsStr, folder: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
@@ -61,12 +78,32 @@ pub(super) fn old_files(name: &OsStr, folder: impl IntoIterator<Item = OsString>
     old
 }
 
-/// The files to remove, given all old files: the oldest beyond `keep`; none if `keep` is 0.
+/// The files to remove, given all old files: the oldest beyond `keep`; none if `keep` is 0. A file with lines
+/// behind `taken` stays, until there are twice as many as `keep`.
 #[must_use]
-pub(super) fn surplus(mut old: Vec<OsString>, keep: usize) -> Vec<OsString> {
+pub(super) fn surplus(old: &[OsString], keep: usize, taken: u64) -> SurplusFiles {
     let surplus = if keep == 0 { 0 } else { old.len().saturating_sub(keep) };
-    old.truncate(surplus);
-    old
+    let mut removed = Vec::new();
+    for (at, name) in old.iter().enumerate().take(surplus) {
+        // At least one younger file stays.
+        let Some(next) = old.get(at + 1).and_then(|next| first_number(next)) else { break };
+        let last = next.saturating_sub(1);
+        if last > taken && old.len() - at <= 2 * keep {
+            break;
+        }
+        removed.push((name.clone(), last));
+    }
+    let held = surplus - removed.len();
+    SurplusFiles { removed, held }
+}
+
+/// Old files beyond the wanted number.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct SurplusFiles {
+    /// The files to remove, oldest first, each with the number of its last line.
+    pub(super) removed: Vec<(OsString, u64)>,
+    /// The number of files that stay for a sink.
+    pub(super) held: usize,
 }
 
 #[cfg(test)]
@@ -104,7 +141,17 @@ mod tests {
         let all = names.iter().cloned().chain(further.map(OsString::from));
         let old = old_files(name, all);
         assert_eq!(old, [names[1].clone(), names[0].clone(), names[2].clone()]);
-        assert_eq!(surplus(old.clone(), 2), [names[1].clone()]);
-        assert!(surplus(old.clone(), 3).is_empty() && surplus(old, 0).is_empty());
+        let judged = |keep, taken| {
+            let SurplusFiles { removed, held } = surplus(&old, keep, taken);
+            let lasts: Vec<_> = removed.iter().map(|(_, last)| *last).collect();
+            (lasts, held)
+        };
+        assert_eq!(judged(2, u64::MAX), (vec![9], 0));
+        assert_eq!(judged(1, u64::MAX), (vec![9, 99], 0));
+        assert_eq!((judged(3, 0), judged(0, 0)), ((vec![], 0), (vec![], 0)));
+        assert_eq!(judged(2, 8), (vec![], 1), "a sink has not taken line 9");
+        assert_eq!(judged(2, 9), (vec![9], 0));
+        assert_eq!(judged(1, 9), (vec![9], 1));
+        assert_eq!(judged(1, 0), (vec![9], 1), "twice as many files at most");
     }
 }

@@ -12,6 +12,13 @@ pub(super) struct SinkProgress {
 }
 
 impl SinkProgress {
+    /// Moves the counts of `more` here.
+    pub(super) fn add(&mut self, more: &mut Self) {
+        let more = std::mem::take(more);
+        self.sent += more.sent;
+        self.refused += more.refused;
+    }
+
     /// The number of lines sent.
     pub(super) fn sent_lines(&self) -> usize {
         usize::try_from(self.sent).unwrap_or(usize::MAX)

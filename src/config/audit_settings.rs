@@ -91,8 +91,11 @@ pub struct AuditFileSettings {
 
 /// Divisor: the writer takes this part of `audit.queue` at once.
 pub const BATCH_PART: usize = 16;
-/// Batches that wait for a sink beside the file.
-pub const SINK_BATCHES: usize = 2;
+/// Bytes of lines that a sink beside the file takes at once. Proxies before a collector often refuse requests
+/// of more than 1 MiB.
+pub const SINK_BYTES: usize = 512 * 1024;
+/// A sink has these lines as they are read, as they are sent, and encoded with their lengths and times.
+const SINK_COPIES: usize = 4;
 
 /// The settings of the audit log, with at least one sink.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,13 +122,19 @@ pub struct AuditSettings {
 
 impl AuditSettings {
     /// Bytes held for records at most: those in the queue, the lines of the batch that is written, in two
-    /// copies, and for each sink the batches that wait, the one that is sent, and its encoding.
+    /// copies, and for each sink the lines that are sent. Without a file the lines wait in memory: with `Block`
+    /// in the room of their records, with `Drop` in a queue of each sink.
     #[must_use]
     pub fn memory(&self) -> usize {
         let sinks =
             usize::from(self.stdout) + usize::from(self.syslog.is_some()) + usize::from(self.otlp.is_some());
         // A line has a few hundred bytes beside its record.
         let batch = self.queue / BATCH_PART / 4 * 5;
-        self.queue + batch * (2 + sinks * (SINK_BATCHES + 2))
+        let waiting = match (&self.file, self.on_full) {
+            (Some(_), _) => 0,
+            (None, OnFull::Block) => self.queue / 4,
+            (None, OnFull::Drop) => self.queue * sinks,
+        };
+        self.queue + batch * 2 + waiting + sinks * SINK_BYTES * SINK_COPIES
     }
 }

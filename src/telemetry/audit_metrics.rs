@@ -29,6 +29,9 @@ pub struct AuditMetrics {
     /// Records left out, of this log and of the access log.
     pub left_out: Counter,
     lost: Family<SingleLabel, Counter>,
+    sent: Family<SingleLabel, Counter>,
+    unsent: Family<SingleLabel, Gauge>,
+    sink_failing: Family<SingleLabel, Gauge>,
 }
 
 impl AuditMetrics {
@@ -42,6 +45,9 @@ impl AuditMetrics {
             removed_early: Counter::default(),
             left_out,
             lost: Family::default(),
+            sent: Family::default(),
+            unsent: Family::default(),
+            sink_failing: Family::default(),
         };
         registry.register("audit_records", "Audit records written", figures.written.clone());
         let help = "Audit records waiting for the writer";
@@ -56,8 +62,15 @@ impl AuditMetrics {
         registry.register("audit_files_removed_early", help, figures.removed_early.clone());
         let help = "Audit records lost, by sink";
         registry.register("audit_lost", help, figures.lost.clone());
+        let help = "Audit records that a sink beside the file has taken";
+        registry.register("audit_sent", help, figures.sent.clone());
+        let help = "Audit records that wait for a sink beside the file";
+        registry.register("audit_unsent_records", help, figures.unsent.clone());
+        let help = "1 while a sink beside the file takes no audit records";
+        registry.register("audit_sink_failing", help, figures.sink_failing.clone());
         // From 0 on: the first lost record is an increase.
         drop(["all", "stdout", "syslog", "otlp"].map(|sink| figures.lost(sink)));
+        drop(["stdout", "syslog", "otlp"].map(|sink| figures.sent(sink)));
         figures
     }
 
@@ -65,5 +78,23 @@ impl AuditMetrics {
     #[must_use]
     pub fn lost(&self, sink: &'static str) -> Counter {
         self.lost.get_or_create(&one("sink", sink)).clone()
+    }
+
+    /// Records that this sink has taken.
+    #[must_use]
+    pub fn sent(&self, sink: &'static str) -> Counter {
+        self.sent.get_or_create(&one("sink", sink)).clone()
+    }
+
+    /// Records that wait for this sink.
+    #[must_use]
+    pub fn unsent(&self, sink: &'static str) -> Gauge {
+        self.unsent.get_or_create(&one("sink", sink)).clone()
+    }
+
+    /// 1 while this sink takes no records.
+    #[must_use]
+    pub fn sink_failing(&self, sink: &'static str) -> Gauge {
+        self.sink_failing.get_or_create(&one("sink", sink)).clone()
     }
 }

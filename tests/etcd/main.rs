@@ -13,6 +13,8 @@ mod apisix;
 mod attacks;
 #[cfg(test)]
 mod audit;
+#[cfg(test)]
+mod audit_sinks;
 mod auto_tls;
 #[cfg(test)]
 mod bad_input;

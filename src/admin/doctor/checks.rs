@@ -7,6 +7,7 @@
 
 mod alarms;
 mod audit_retention;
+mod audit_sinks;
 mod certificates;
 mod endpoints;
 mod exposure;
@@ -25,6 +26,7 @@ use std::time::{Duration, SystemTime};
 use rustls::pki_types::CertificateDer;
 
 use super::{DoctorReport, Finding, Severity};
+use crate::audit::log::AuditSinksReport;
 use crate::audit::retention::RetentionReport;
 use crate::config::reload_request::ReloadState;
 use crate::config::{Config, KeySource, RevocationPersistence, Scheme};
@@ -90,6 +92,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) shown: &'a [(String, CertificateDer<'static>)],
     /// How long audit records are kept, if that is to be watched.
     pub(super) audit_retention: Option<RetentionReport>,
+    /// The audit sinks beside the file.
+    pub(super) audit_sinks: &'a AuditSinksReport,
 }
 
 impl DoctorInputs<'_> {
@@ -107,6 +111,7 @@ impl DoctorInputs<'_> {
         self.limits(&mut findings);
         self.memory_budgets(&mut findings);
         audit_retention::check(self.audit_retention, &mut findings);
+        audit_sinks::check(self.audit_sinks, self.now, &mut findings);
         reloads::check(self.reload, &mut findings);
         findings.into_report()
     }

@@ -7,7 +7,7 @@ use std::{
     fs::{self, File, Permissions},
     io::PipeReader,
     net::SocketAddr,
-    os::unix::fs::PermissionsExt,
+    os::{fd::OwnedFd, unix::fs::PermissionsExt},
     path::{Path, PathBuf},
     process::ExitStatus,
     time::Duration,
@@ -148,6 +148,20 @@ impl Keyward {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         let args = [Path::new("serve"), Path::new("--config"), &file];
         let outputs = (out, writer.into());
+        let process = Process::start_with_stderr("keyward", &program(), args, &[], &log, outputs);
+        let keyward = Keyward { process, program: program(), site };
+        keyward.ready().await;
+        (keyward, reader)
+    }
+
+    /// Starts it with a stdout that leads into a pipe, which the caller does not read, and waits until it is ready.
+    pub(crate) async fn start_with_unread_stdout(site: Site, config: &str) -> (Keyward, PipeReader) {
+        let file = site.write("keyward.toml", config);
+        let log = site.folder.path().join("keyward.log");
+        let err = File::options().create(true).append(true).open(&log).expect("the log file can be made");
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let args = [Path::new("serve"), Path::new("--config"), &file];
+        let outputs = (File::from(OwnedFd::from(writer)), err.into());
         let process = Process::start_with_stderr("keyward", &program(), args, &[], &log, outputs);
         let keyward = Keyward { process, program: program(), site };
         keyward.ready().await;

@@ -26,6 +26,7 @@ use tonic::transport::Endpoint;
 use tonic_prost::ProstCodec;
 
 use super::{NOT_PROVOKED, alerts};
+use crate::audit_sinks::{Collector, Fault};
 use crate::caller::Caller;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::prometheus::{FiringAlert, Prometheus};
@@ -314,8 +315,15 @@ async fn unread_watch(caller: &Caller, key: &str) -> Streaming<WatchResponse> {
     answers
 }
 
-/// A replica with small buffers, a log that nobody reads and an audit collector that does not answer.
-async fn small(evening: &Evening<'_>, cluster: &Cluster, keyward: &Keyward, log: PipeReader) {
+/// A replica with small buffers, a log that nobody reads and an audit collector that takes nothing any more.
+async fn small(
+    evening: &Evening<'_>,
+    cluster: &Cluster,
+    keyward: &Keyward,
+    log: PipeReader,
+    collector: &Collector,
+) {
+    collector.set(Fault::Answer("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"));
     let (address, admin) = (keyward.site().listen, keyward.site().admin);
     let alice = Caller::log_in(address, "alice").await;
     let direct = Caller::log_in(cluster.address(2), "alice").await;
@@ -329,7 +337,9 @@ async fn small(evening: &Evening<'_>, cluster: &Cluster, keyward: &Keyward, log:
     tokio::join!(
         evening.fires("KeywardLogRecordsLost", admin, many),
         evening.fires("KeywardAuditRecordsLost", admin, nothing),
+        evening.fires("KeywardAuditSinkFails", admin, nothing),
     );
+    collector.set(Fault::None);
     let reading = std::thread::spawn(move || {
         let (mut log, mut part) = (log, vec![0; 64 * 1024]);
         while log.read(&mut part).is_ok_and(|read| read > 0) {}
@@ -364,6 +374,7 @@ async fn small(evening: &Evening<'_>, cluster: &Cluster, keyward: &Keyward, log:
         evening.resolved("KeywardClientsNotReading", admin),
         evening.resolved("KeywardLogRecordsLost", admin),
         evening.resolved("KeywardAuditRecordsLost", admin),
+        evening.resolved("KeywardAuditSinkFails", admin),
     );
     keyward.kill_only();
     reading.join().expect("the log ends with its process");
@@ -408,10 +419,11 @@ async fn every_alert_that_can_be_provoked_fires_and_is_resolved() {
     let config = site.in_front_of(&one) + lines;
     let alone = Keyward::start(site, &config).await;
     let site = Site::new();
-    let nobody = ports::free();
+    let collector = Collector::new(Fault::None);
     let lines = format!(
         "limits = {{ connections = 40, connections_per_address = 40, unread_timeout = \"1s\" }}\nwatch.buffer = \"1MiB\"\n\
-         log.buffer = \"64KiB\"\naudit.on_full = \"drop\"\naudit.otlp.url = \"http://{nobody}/v1/logs\"\n"
+         log.buffer = \"64KiB\"\naudit = {{ on_full = \"drop\", queue = \"64KiB\", otlp.url = \"http://{}\" }}\n",
+        collector.address
     );
     let config = site.in_front_of(&three) + &lines;
     let (smaller, log) = Keyward::start_with_pipe(site, &config).await;
@@ -434,7 +446,7 @@ async fn every_alert_that_can_be_provoked_fires_and_is_resolved() {
     let evening =
         Evening { prometheus: &prometheus, fired: RefCell::default(), resolved: RefCell::default() };
     tokio::join!(lone(&evening, &mut one, &alone), unsteady(&evening, restarted, &config), async {
-        tokio::join!(small(&evening, &three, &smaller, log), front.files_and_clients(&evening),);
+        tokio::join!(small(&evening, &three, &smaller, log, &collector), front.files_and_clients(&evening),);
         // The others need their quorum until here.
         front.members(&evening, &mut three).await;
     },);

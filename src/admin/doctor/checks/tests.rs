@@ -7,6 +7,7 @@ use rcgen::{CertificateParams, KeyPair};
 use tokio::time::Instant;
 
 use super::*;
+use crate::audit::sink_state::{SinkReport, SinkTrouble};
 use crate::config::Endpoint;
 use crate::downstream::connection_table::ClientAddress;
 use crate::identity::ClusterId;
@@ -40,6 +41,7 @@ struct Scene {
     memory_limit: Option<u64>,
     shown: Vec<(String, CertificateDer<'static>)>,
     audit_retention: Option<RetentionReport>,
+    audit_sinks: AuditSinksReport,
 }
 
 fn member(id: u64) -> Member {
@@ -106,6 +108,7 @@ impl Scene {
             memory_limit: None,
             shown: Vec::new(),
             audit_retention: None,
+            audit_sinks: AuditSinksReport::default(),
         }
     }
 
@@ -166,6 +169,7 @@ impl Scene {
             constant_limits: &self.constant_limits,
             shown: &self.shown,
             audit_retention: self.audit_retention,
+            audit_sinks: &self.audit_sinks,
         }
         .report()
     }
@@ -683,6 +687,21 @@ fn audit_records_that_are_not_kept_for_their_time() {
     let said = of(Some(day / 4), 0).finds(&[(Warning, "audit_retention")]);
     assert!(said.contains("after 6 h") && said.contains("kept for 24 h"), "{said}");
     of(Some(day / 4), 2).finds(&[(Error, "audit_retention")]);
+}
+
+#[test]
+fn an_audit_sink_that_takes_no_records() {
+    let of = |trouble: Option<&str>, is_behind| {
+        let trouble =
+            trouble.map(|error| SinkTrouble { since: SystemTime::UNIX_EPOCH, error: error.to_owned() });
+        let sinks = vec![SinkReport { name: "otlp", unsent: 7, trouble }];
+        Scene::new().with(|scene| scene.audit_sinks = AuditSinksReport { sinks, is_behind })
+    };
+    of(None, false).finds(&[]);
+    let said = of(Some("the collector answers 401"), false).finds(&[(Warning, "audit_sinks")]);
+    assert!(said.contains("audit.otlp") && said.contains("401") && said.contains("7 wait"), "{said}");
+    let said = of(Some("gone"), true).finds(&[(Error, "audit_sinks")]);
+    assert!(said.contains("refused"), "{said}");
 }
 
 #[test]
