@@ -1,45 +1,32 @@
 //! A collector that takes records as OTLP logs.
 //!
-//! Owns: the division of a batch into requests, and the meaning of an answer. Must not know: the contents of
-//! a record, the queue of the sink, HTTP connections. Invariant: lines are counted as sent after the answer
-//! to their request.
+//! Owns: the division of lines into requests, and the count of what an answer means. Must not know: the contents
+//! of a record, where the lines come from, HTTP connections. Invariant: lines are counted as sent after the
+//! answer to their request.
 //!
 //! <https://github.com/open-telemetry/opentelemetry-proto>
 
 use std::io;
+use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
 use prost::Message as _;
 
 use super::otlp_request::logs_request;
 use super::record::Timestamp;
-use super::sink_progress::SinkProgress;
+use super::sink_progress::{SinkError, SinkProgress};
 use crate::config::audit_settings::AuditCollector;
 use crate::otlp::collector::CollectorClient;
-use crate::telemetry::otlp_messages::OtlpAnswer;
-
-/// Lines in one request. The Collector's own limit on a request is 20 MiB.
-const MOST_LINES: usize = 1000;
-/// Bytes of lines in one request. A longer line goes alone.
-const MOST_BYTES: usize = 1 << 20;
-/// Characters of a collector's message in the log.
-const LONGEST_MESSAGE: usize = 200;
+use crate::otlp::verdict::{OtlpVerdict, verdict};
 
 /// The collector of the audit log.
 pub(super) struct OtlpCollector {
     client: CollectorClient,
     replica: String,
+    /// Lines in one request at most; fewer for a while after a request that was too large.
+    most_lines: usize,
     /// True after a refused record, until the next answer without one: a series is logged once.
     refuses: bool,
-}
-
-/// The consequence of an answer for the lines of a request.
-#[derive(Debug, PartialEq, Eq)]
-enum OtlpVerdict {
-    /// The collector has the lines, except for this number, which the collector refuses for good.
-    Taken { refused: u64, message: String },
-    /// The lines may be sent again.
-    Again,
 }
 
 impl OtlpCollector {
@@ -47,35 +34,40 @@ impl OtlpCollector {
     /// The TLS settings cannot be used, or the operating system gives no resources.
     pub(super) fn new(settings: &AuditCollector, replica: &str) -> io::Result<Self> {
         let client = CollectorClient::new(&settings.collector, settings.path.clone())?;
-        Ok(Self { client, replica: replica.to_owned(), refuses: false })
+        Ok(Self { client, replica: replica.to_owned(), most_lines: usize::MAX, refuses: false })
     }
 
-    /// Sends the lines from the first unsent one on.
+    /// Sends the lines from the first unsent one on, in one request, or in several where a proxy takes no such
+    /// large one.
     ///
     /// # Errors
     /// The collector is gone, or refuses for now: the remaining lines may be sent again. Without an answer,
     /// the collector may have the lines already: a line that comes twice has the same number, a lost line is
     /// gone.
-    pub(super) fn send(&mut self, lines: &[u8], progress: &mut SinkProgress) -> io::Result<()> {
+    pub(super) fn send(&mut self, lines: &[u8], progress: &mut SinkProgress) -> Result<(), SinkError> {
         let lines: Vec<&[u8]> = lines.split_inclusive(|byte| *byte == b'\n').collect();
         let mut rest = lines.get(progress.sent_lines()..).unwrap_or_default();
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(lines_of_request(rest));
+            let (now, later) = rest.split_at(rest.len().min(self.most_lines));
             let without_ends = now.iter().map(|line| line.strip_suffix(b"\n").unwrap_or(line));
             let request = logs_request(&self.replica, without_ends, Timestamp::now()).encode_to_vec();
-            let (status, answer) = self.client.exchange(&request.into())?;
-            match verdict(status, &answer, now.len() as u64) {
-                OtlpVerdict::Taken { refused, message } => {
-                    self.note_refused(refused, status, &message);
-                    progress.sent += now.len() as u64;
-                    progress.refused += refused;
+            let answer = self.client.exchange(&request.into())?;
+            let (status, count) = (answer.status, now.len() as u64);
+            let (refused, message) = match verdict(&answer, count, SystemTime::now()) {
+                OtlpVerdict::Taken { refused, message } => (refused, message),
+                OtlpVerdict::Refused { message } => (count, message),
+                OtlpVerdict::TooLarge => {
+                    self.most_lines = (now.len() / 2).max(1);
+                    continue;
                 }
-                OtlpVerdict::Again => {
-                    return Err(io::Error::other(format!("the collector answers {status}")));
-                }
-            }
+                OtlpVerdict::Again(after) => return Err(refusal(status, after)),
+            };
+            self.note_refused(refused, status, &message);
+            progress.sent += count;
+            progress.refused += refused;
             rest = later;
         }
+        self.most_lines = self.most_lines.saturating_mul(2);
         Ok(())
     }
 
@@ -89,32 +81,15 @@ impl OtlpCollector {
     }
 }
 
-/// The number of first lines that go into one request.
-fn lines_of_request(lines: &[&[u8]]) -> usize {
-    let mut bytes = 0;
-    let fits = |line: &&&[u8]| {
-        bytes += line.len();
-        bytes <= MOST_BYTES
+fn refusal(status: StatusCode, after: Duration) -> SinkError {
+    let error = if status.is_success() {
+        format!(
+            "the answer {status} is not the one of an OTLP collector: is the URL right, and no proxy or login page before it?"
+        )
+    } else {
+        format!("the collector answers {status}")
     };
-    lines.iter().take(MOST_LINES).take_while(fits).count().max(1)
-}
-
-/// Judges the answer to a request with `lines` lines. A request that the collector calls malformed or too
-/// large is not repeated. Every other failure is, also where the specification forbids a repetition (as for
-/// 401 and 404): an operator repairs these, and the log must not lose the records until then.
-fn verdict(status: StatusCode, answer: &[u8], lines: u64) -> OtlpVerdict {
-    if status.is_success() {
-        let answer = OtlpAnswer::decode(answer).unwrap_or_default().partial_success.unwrap_or_default();
-        let refused = u64::try_from(answer.rejected).unwrap_or(0).min(lines);
-        let message = answer.error_message.chars().take(LONGEST_MESSAGE).collect::<String>();
-        return OtlpVerdict::Taken { refused, message: message.escape_debug().to_string() };
-    }
-    match status {
-        StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE => {
-            OtlpVerdict::Taken { refused: lines, message: String::new() }
-        }
-        _ => OtlpVerdict::Again,
-    }
+    SinkError { error: io::Error::other(error), after }
 }
 
 #[cfg(test)]
@@ -126,7 +101,7 @@ mod tests {
     use super::*;
     use crate::config::collector_settings::CollectorSettings;
     use crate::config::{Endpoint, Scheme};
-    use crate::telemetry::otlp_messages::{OtlpLogsRequest, OtlpPartialSuccess, OtlpValueKind};
+    use crate::telemetry::otlp_messages::{OtlpAnswer, OtlpLogsRequest, OtlpPartialSuccess, OtlpValueKind};
     use http::uri::PathAndQuery;
 
     struct ScriptedAnswer {
@@ -154,7 +129,11 @@ mod tests {
                     error_message: "too old".into(),
                 });
                 let body = OtlpAnswer { partial_success }.encode_to_vec();
-                let head = format!("HTTP/1.1 {}\r\ncontent-length: {}\r\n\r\n", answer.status, body.len());
+                let head = format!(
+                    "HTTP/1.1 {}\r\ncontent-type: application/x-protobuf\r\ncontent-length: {}\r\n\r\n",
+                    answer.status,
+                    body.len()
+                );
                 stream.get_mut().write_all(&[head.as_bytes(), &body].concat()).unwrap();
                 connection = Some(stream);
             }
@@ -204,7 +183,7 @@ mod tests {
         let mut progress = SinkProgress::default();
         let error = collector.send(b"three\n", &mut progress).unwrap_err();
         assert_eq!(
-            (error.to_string(), progress.sent),
+            (error.error.to_string(), progress.sent),
             ("the collector answers 503 Service Unavailable".into(), 0)
         );
         collector.send(b"three\n", &mut progress).unwrap();
@@ -223,24 +202,27 @@ mod tests {
 
     #[test]
     fn lines_refused_for_good_are_counted_and_not_repeated() {
-        let answers = [("200 OK", 1), ("200 OK", 99), ("400 Bad Request", 0), ("413 Payload Too Large", 0)];
+        let answers = [("200 OK", 1), ("200 OK", 99), ("400 Bad Request", 0)];
         let answers = answers.map(|(status, refused)| Some(ScriptedAnswer { status, refused }));
         let (address, serving) = collector(answers.into());
         let mut collector = sending_to(address);
-        for refused in [1, 2, 2, 2] {
+        for refused in [1, 2, 2] {
             let mut progress = SinkProgress::default();
             collector.send(b"one\ntwo\n", &mut progress).unwrap();
             assert_eq!((progress.sent, progress.refused), (2, refused));
         }
-        assert_eq!(serving.join().unwrap().len(), 4);
+        assert_eq!(serving.join().unwrap().len(), 3);
     }
 
     #[test]
-    fn a_large_batch_is_divided() {
-        let (long, short) = (vec![b'x'; MOST_BYTES + 1], b"s\n");
-        assert_eq!(lines_of_request(&[&long, short]), 1, "a longer line goes alone");
-        assert_eq!(lines_of_request(&[short, &long]), 1);
-        assert_eq!(lines_of_request(&vec![&short[..]; MOST_LINES + 1]), MOST_LINES);
-        assert_eq!(lines_of_request(&[short, short]), 2);
+    fn a_request_that_is_too_large_is_divided_and_a_single_line_is_not_given_up() {
+        let large = || Some(ScriptedAnswer { status: "413 Payload Too Large", ..OK });
+        let answers = vec![large(), large(), Some(OK), Some(OK), Some(OK), Some(OK)];
+        let (address, serving) = collector(answers);
+        let (mut collector, mut progress) = (sending_to(address), SinkProgress::default());
+        collector.send(b"1\n2\n3\n4\n", &mut progress).unwrap();
+        assert_eq!((progress.sent, progress.refused), (4, 0));
+        let sizes: Vec<_> = serving.join().unwrap().iter().map(Vec::len).collect();
+        assert_eq!(sizes, [4, 2, 1, 1, 1, 1]);
     }
 }

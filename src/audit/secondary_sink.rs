@@ -14,7 +14,7 @@ use super::line_follower::LineFollower;
 use super::otlp_collector::OtlpCollector;
 use super::queue::AuditQueue;
 use super::sink_lines::{SinkLimits, SinkLines};
-use super::sink_progress::SinkProgress;
+use super::sink_progress::{SinkError, SinkProgress};
 use super::sink_queue::{QueuedLines, SinkQueue};
 use super::sink_state::SinkState;
 use super::syslog::SyslogServer;
@@ -49,7 +49,7 @@ impl SinkOutput {
     }
 
     /// Sends the lines from the first unsent one on, and counts them in `progress`.
-    fn send(&mut self, lines: &[u8], progress: &mut SinkProgress) -> io::Result<()> {
+    fn send(&mut self, lines: &[u8], progress: &mut SinkProgress) -> Result<(), SinkError> {
         match self {
             Self::Otlp(collector) => collector.send(lines, progress),
             Self::Stdout => {
@@ -57,9 +57,9 @@ impl SinkOutput {
                     io::stdout().lock().write_all(line)?;
                     progress.sent += 1;
                 }
-                io::stdout().lock().flush()
+                Ok(io::stdout().lock().flush()?)
             }
-            Self::Syslog(server) => server.send(lines, progress),
+            Self::Syslog(server) => Ok(server.send(lines, progress)?),
         }
     }
 }
@@ -166,12 +166,12 @@ impl SinkThread {
             let result = self.output.send(&lines.bytes, &mut progress);
             self.state.count_sent(progress.sent - before.0, progress.refused - before.1);
             self.note_taken(lines, progress.sent);
-            let Err(error) = result else {
+            let Err(SinkError { error, after }) = result else {
                 self.note_success();
                 return true;
             };
             self.note_failure(&error);
-            if !self.queue.pause(RETRY) {
+            if !self.queue.pause(RETRY.max(after)) {
                 return self.give_up(lines.count - progress.sent);
             }
         }

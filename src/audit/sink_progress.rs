@@ -1,6 +1,23 @@
-//! The progress of a sink with a batch.
+//! The progress of a sink with its lines, and what ends the progress.
 //!
 //! Owns: the counts. Must not know: sinks, lines.
+
+use std::io;
+use std::time::Duration;
+
+/// Why a sink does not go on.
+#[derive(Debug)]
+pub(super) struct SinkError {
+    pub(super) error: io::Error,
+    /// The receiver asks for no attempt before this time.
+    pub(super) after: Duration,
+}
+
+impl From<io::Error> for SinkError {
+    fn from(error: io::Error) -> Self {
+        Self { error, after: Duration::ZERO }
+    }
+}
 
 /// The part of a batch that is done.
 #[derive(Default)]

@@ -44,6 +44,17 @@ pub struct CollectorClient {
     connection: Option<CollectorConnection>,
 }
 
+/// An answer of a collector, or of whoever stands in its place.
+#[derive(Clone, Debug)]
+pub struct CollectorAnswer {
+    /// The status.
+    pub status: StatusCode,
+    /// The header fields.
+    pub headers: HeaderMap,
+    /// The body, whole.
+    pub body: Bytes,
+}
+
 /// An HTTP/1.1 connection: its sending half, and the future that moves its bytes.
 struct CollectorConnection {
     sender: SendRequest<Full<Bytes>>,
@@ -78,14 +89,14 @@ impl CollectorClient {
         })
     }
 
-    /// Sends a request, and returns status and body of the answer. The collector, or a load balancer before
+    /// Sends a request, and returns the answer. The collector, or a load balancer before
     /// the collector, may close a connection that was idle at any moment, also while a request is on its way:
     /// a failure on such a connection is followed by one attempt on a new connection, so the collector may
     /// get the request twice. Blocks the thread, for ten seconds at most.
     ///
     /// # Errors
     /// No whole answer of a bounded size came in time. The collector may have the request.
-    pub fn exchange(&mut self, body: &Bytes) -> io::Result<(StatusCode, Bytes)> {
+    pub fn exchange(&mut self, body: &Bytes) -> io::Result<CollectorAnswer> {
         let idle = self.connection.take().filter(|connection| !connection.sender.is_closed());
         let attempt = async {
             let answered = match idle {
@@ -99,9 +110,9 @@ impl CollectorClient {
         };
         let answered = self.runtime.block_on(async { timeout(ANSWERING, attempt).await });
         let late = || io::Error::new(io::ErrorKind::TimedOut, "the collector does not answer");
-        let (status, answer, connection) = answered.unwrap_or_else(|_| Err(late()))?;
+        let (answer, connection) = answered.unwrap_or_else(|_| Err(late()))?;
         self.connection = connection;
-        Ok((status, answer))
+        Ok(answer)
     }
 
     async fn connect(&self) -> io::Result<CollectorConnection> {
@@ -115,7 +126,7 @@ impl CollectorClient {
         &self,
         connection: CollectorConnection,
         body: Bytes,
-    ) -> io::Result<(StatusCode, Bytes, Option<CollectorConnection>)> {
+    ) -> io::Result<(CollectorAnswer, Option<CollectorConnection>)> {
         let CollectorConnection { mut sender, driver } = connection;
         let mut request =
             Request::post(self.path.as_str()).body(Full::new(body)).map_err(io::Error::other)?;
@@ -124,7 +135,8 @@ impl CollectorClient {
             let sent = sender.send_request(request).await;
             let (head, body) = sent.map_err(io::Error::other)?.into_parts();
             let body = Limited::new(body, LONGEST_ANSWER).collect().await.map_err(io::Error::other)?;
-            Ok::<_, io::Error>((head.status, body.to_bytes()))
+            let (status, headers, body) = (head.status, head.headers, body.to_bytes());
+            Ok::<_, io::Error>(CollectorAnswer { status, headers, body })
         };
         // A connection may end with its answer: the answer is complete then, and the connection is not used
         // again. The driver is dropped with its end: a driver that found the connection closed while idle
@@ -133,8 +145,7 @@ impl CollectorClient {
             Either::Left((answered, driver)) => (answered, Some(driver)),
             Either::Right((_ended, answer)) => (answer.await, None),
         };
-        let (status, body) = answered?;
-        Ok((status, body, driver.map(|driver| CollectorConnection { sender, driver })))
+        Ok((answered?, driver.map(|driver| CollectorConnection { sender, driver })))
     }
 }
 
@@ -185,7 +196,7 @@ mod tests {
                 theirs.write_all(ANSWER).await.unwrap();
             };
             let (asked, ()) = tokio::join!(client.ask(connection, Bytes::from_static(b"spans")), serving);
-            asked.unwrap().2
+            asked.unwrap().1
         });
         assert!(kept.is_some());
         client.connection = kept;
@@ -197,8 +208,8 @@ mod tests {
     fn a_connection_that_the_collector_closed_while_idle_is_replaced_at_once() {
         let (mut client, serving) = collector();
         drop(keep_connection(&mut client));
-        let (status, answer) = client.exchange(&Bytes::from_static(b"spans")).unwrap();
-        assert_eq!((status, &answer[..]), (StatusCode::OK, &b"taken"[..]));
+        let answer = client.exchange(&Bytes::from_static(b"spans")).unwrap();
+        assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"taken"[..]));
         serving.join().unwrap();
     }
 
@@ -211,7 +222,7 @@ mod tests {
         // The request is on its way.
         assert_eq!(runtime.block_on(theirs.read_u8()).unwrap(), b'P');
         drop(theirs);
-        assert_eq!(exchange.join().unwrap().unwrap().0, StatusCode::OK);
+        assert_eq!(exchange.join().unwrap().unwrap().status, StatusCode::OK);
         serving.join().unwrap();
     }
 }

@@ -7,18 +7,16 @@
 use std::io;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use http::StatusCode;
 use http::uri::PathAndQuery;
-use prost::Message as _;
 
 use crate::config::collector_settings::CollectorSettings;
 use crate::otlp::collector::CollectorClient;
+use crate::otlp::verdict::{OtlpVerdict, verdict};
 use crate::telemetry::export_metrics::ExportMetrics;
 use crate::telemetry::export_queue::{ExportBatch, ExportGuard, ExportQueue};
-use crate::telemetry::otlp_messages::OtlpAnswer;
 
 /// Items in one request. The Collector's own limit on a request is 20 MiB.
 const MOST_ITEMS: usize = 512;
@@ -45,15 +43,20 @@ struct Exporter<T> {
     replica: String,
     metrics: ExportMetrics,
     fails: bool,
+    /// True after refused items, until the next answer without any: a series is logged once.
+    refuses: bool,
+    /// The collector asked for no request before this time.
+    not_before: Option<Instant>,
 }
 
-/// The consequence of an answer.
-#[derive(Debug, PartialEq, Eq)]
-enum ExportVerdict {
+/// What became of a request.
+enum SentRequest {
     /// The collector has the items, except for this number.
     Taken { refused: u64 },
-    /// The items may be sent again.
-    Again,
+    /// The items may be sent in smaller requests.
+    TooLarge,
+    /// The collector did not take the request.
+    Unsent,
 }
 
 /// Starts the thread that sends the items of `queue`. The guard sends the last items when dropped.
@@ -71,7 +74,8 @@ pub fn start<T: Send + 'static>(
     let client = CollectorClient::new(settings, signal.path.clone())?;
     let guard = ExportGuard(Arc::clone(&queue));
     let name = format!("otlp {}", signal.name);
-    let exporter = Exporter { signal, queue, client, replica: replica.to_owned(), metrics, fails: false };
+    let (replica, fails, refuses, not_before) = (replica.to_owned(), false, false, None);
+    let exporter = Exporter { signal, queue, client, replica, metrics, fails, refuses, not_before };
     thread::Builder::new().name(name).spawn(move || exporter.run())?;
     Ok(guard)
 }
@@ -86,60 +90,75 @@ impl<T> Exporter<T> {
     }
 
     fn send(&mut self, batch: &ExportBatch<T>) {
-        for items in batch.items.chunks(MOST_ITEMS) {
-            let body = Bytes::from((self.signal.encode)(&self.replica, items));
-            let (count, name) = (items.len() as u64, self.signal.name);
-            match self.send_request(&body, count) {
-                Some(refused) => {
-                    self.metrics.sent(name).inc_by(count - refused);
-                    self.metrics.lost(name, "refused").inc_by(refused);
-                }
-                None => {
-                    self.metrics.lost(name, "unsent").inc_by(count);
-                }
+        batch.items.chunks(MOST_ITEMS).for_each(|items| self.send_items(items));
+    }
+
+    fn send_items(&mut self, items: &[T]) {
+        let body = Bytes::from((self.signal.encode)(&self.replica, items));
+        let (count, name) = (items.len() as u64, self.signal.name);
+        match self.send_request(&body, count) {
+            SentRequest::Taken { refused } => {
+                self.metrics.sent(name).inc_by(count - refused);
+                self.metrics.lost(name, "refused").inc_by(refused);
+            }
+            // Halves of halves: a request has `MOST_ITEMS` items at most.
+            SentRequest::TooLarge => {
+                let (first, second) = items.split_at(items.len() / 2);
+                self.send_items(first);
+                self.send_items(second);
+            }
+            SentRequest::Unsent => {
+                self.metrics.lost(name, "unsent").inc_by(count);
             }
         }
     }
 
-    /// Sends a request, several times if needed. Returns the number of refused items; `None` if the collector
-    /// did not take the request.
-    fn send_request(&mut self, body: &Bytes, items: u64) -> Option<u64> {
+    /// Sends a request, several times if needed.
+    fn send_request(&mut self, body: &Bytes, items: u64) -> SentRequest {
         // While the collector fails, later requests do not wait for it again and again.
         let attempts = if self.fails { 1 } else { ATTEMPTS };
         for attempt in 1..=attempts {
-            let error = match self.client.exchange(body) {
-                Ok((status, answer)) => match verdict(status, &answer, items) {
-                    ExportVerdict::Taken { refused } => {
-                        if std::mem::take(&mut self.fails) {
-                            tracing::info!(signal = self.signal.name, "the collector takes telemetry again");
-                        }
-                        return Some(refused);
+            let left = self.not_before.take().map(|at| at.saturating_duration_since(Instant::now()));
+            if !left.is_none_or(|left| self.queue.pause(left)) {
+                return SentRequest::Unsent;
+            }
+            let (error, after) = match self.client.exchange(body) {
+                Ok(answer) => match verdict(&answer, items, SystemTime::now()) {
+                    OtlpVerdict::Taken { refused, message } => {
+                        self.note_taken(refused, &message);
+                        return SentRequest::Taken { refused };
                     }
-                    ExportVerdict::Again => io::Error::other(format!("the collector answers {status}")),
+                    OtlpVerdict::Refused { message } => {
+                        self.note_taken(items, &message);
+                        return SentRequest::Taken { refused: items };
+                    }
+                    OtlpVerdict::TooLarge => return SentRequest::TooLarge,
+                    OtlpVerdict::Again(after) => {
+                        (io::Error::other(format!("the collector answers {}", answer.status)), after)
+                    }
                 },
-                Err(error) => error,
+                Err(error) => (error, Duration::ZERO),
             };
             if !std::mem::replace(&mut self.fails, true) {
                 tracing::warn!(signal = self.signal.name, %error, "the collector takes no telemetry");
             }
+            self.not_before = (!after.is_zero()).then(|| Instant::now() + after);
             if attempt < attempts && !self.queue.pause(RETRY) {
-                return None;
+                return SentRequest::Unsent;
             }
         }
-        None
+        SentRequest::Unsent
     }
-}
 
-/// Judges the answer to a request. Beside the statuses that the specification calls retryable, 401, 403 and
-/// 404 are: an operator repairs these.
-fn verdict(status: StatusCode, answer: &[u8], items: u64) -> ExportVerdict {
-    if status.is_success() {
-        let answer = OtlpAnswer::decode(answer).unwrap_or_default().partial_success.unwrap_or_default();
-        return ExportVerdict::Taken { refused: u64::try_from(answer.rejected).unwrap_or(0).min(items) };
-    }
-    match status {
-        StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE => ExportVerdict::Taken { refused: items },
-        _ => ExportVerdict::Again,
+    /// Logs the end of a series of failures, and the begin of a series of refused items.
+    fn note_taken(&mut self, refused: u64, message: &str) {
+        let signal = self.signal.name;
+        if std::mem::take(&mut self.fails) {
+            tracing::info!(signal, "the collector takes telemetry again");
+        }
+        if !std::mem::replace(&mut self.refuses, refused > 0) && refused > 0 {
+            tracing::error!(signal, refused, message, "the collector refuses telemetry for good");
+        }
     }
 }
 
@@ -228,7 +247,7 @@ mod tests {
 
     #[test]
     fn items_refused_for_good_are_not_repeated_and_are_counted() {
-        let (settings, received) = answering("400 Bad Request");
+        let (settings, received) = answering("400 Bad Request\r\ncontent-type: application/x-protobuf");
         let (queue, guard, metrics) = exporting(&settings);
         queue.push(7, 1);
         end(&queue, guard);
@@ -245,6 +264,40 @@ mod tests {
         (0..ATTEMPTS).for_each(|_| drop(received.recv().unwrap()));
         end(&queue, guard);
         assert_eq!((metrics.lost("spans", "unsent").get(), received.try_iter().count()), (1, 0));
+    }
+
+    /// A page in the place of an answer, and a 400 without the protocol's form: sent again, and not counted as sent.
+    #[test]
+    fn an_answer_that_is_not_the_protocols_takes_nothing_and_ends_nothing() {
+        for answer in ["200 OK\r\ncontent-type: text/html", "400 Bad Request"] {
+            let (bodies, received) = channel();
+            let settings = collector(move |_, mut stream| {
+                while let Some(body) = body_of(&mut stream) {
+                    bodies.send(body).unwrap();
+                    let head = format!("HTTP/1.1 {answer}\r\ncontent-length: 3\r\n\r\n<p>");
+                    stream.get_mut().write_all(head.as_bytes()).unwrap();
+                }
+            });
+            let (queue, guard, metrics) = exporting(&settings);
+            queue.push(7, 1);
+            (0..ATTEMPTS).for_each(|_| drop(received.recv().unwrap()));
+            end(&queue, guard);
+            let lost = |reason| metrics.lost("spans", reason).get();
+            assert_eq!((metrics.sent("spans").get(), lost("refused"), lost("unsent")), (0, 0, 1), "{answer}");
+        }
+    }
+
+    /// The next items wait, too.
+    #[test]
+    fn a_collector_that_names_a_time_is_asked_no_earlier() {
+        let (settings, received) = answering("503 Service Unavailable\r\nretry-after: 300");
+        let (queue, guard, metrics) = exporting(&settings);
+        queue.push(7, 1);
+        drop(received.recv().unwrap());
+        queue.push(8, 1);
+        end(&queue, guard);
+        assert_eq!(received.try_iter().count(), 0);
+        assert_eq!(metrics.lost("spans", "unsent").get(), 2);
     }
 
     /// The first answer is silence for a while, and then a body without an end, as every later one.

@@ -140,6 +140,14 @@ pub struct OtlpPartialSuccess {
     pub error_message: String,
 }
 
+/// The body of an answer that tells a failure: `google.rpc.Status`.
+#[derive(Clone, PartialEq, Message)]
+pub struct OtlpStatus {
+    /// The reason, as the collector tells it.
+    #[prost(string, tag = "2")]
+    pub message: String,
+}
+
 /// A request: `ExportTraceServiceRequest`.
 #[derive(Clone, PartialEq, Message)]
 pub struct OtlpTraceRequest {

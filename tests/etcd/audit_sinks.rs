@@ -234,6 +234,8 @@ fn no_sink_keeps_an_answered_change_out_of_the_file_and_all_lines_arrive_after_a
             slow(300),
             slow(5_000),
             Fault::Answer("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n"),
+            Fault::Answer("HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 3\r\n\r\n<p>"),
+            Fault::Answer("HTTP/1.1 400 Bad Request\r\ncontent-length: 3\r\n\r\n<p>"),
             Fault::Silent,
         ] {
             killed_before(&cluster, fault).await;
