@@ -13,6 +13,8 @@ mod files;
 mod key_table;
 mod parts;
 mod restart;
+mod texts_in_force;
+mod weaker;
 
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
@@ -25,7 +27,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::certificate_expiry::{configured_certificates, worse_now};
 use crate::config::reload_request::{
-    AppliedReload, ReloadOutcome, ReloadRequestReceiver, ReloadState, ReloadTrigger,
+    AppliedReload, ReloadOutcome, ReloadRequestReceiver, ReloadState, ReloadTrigger, WeakerSetting,
 };
 use crate::config::{Config, ConfigFaults, ConfigSources, ConfigWarning};
 use crate::io::service_manager;
@@ -35,6 +37,7 @@ pub use change_records::ChangeRecords;
 pub use files::FileSetFingerprint;
 use files::WatchedFiles;
 use key_table::TakesEffect;
+use texts_in_force::TextsInForce;
 
 pub use key_table::ReloadPartName;
 pub use parts::{RunningListenerTls, session_keys};
@@ -42,6 +45,9 @@ pub use parts::{RunningListenerTls, session_keys};
 /// Interval of the checks for changed files. A change counts after two equal checks, so that a certificate is
 /// not loaded without its key.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// How long a weaker setting is shown after its reload.
+const WEAKER_SHOWN: Duration = Duration::from_secs(24 * 3600);
 
 /// A part of the configuration that can change at run time.
 pub struct ReloadPart {
@@ -109,12 +115,21 @@ pub struct Reload {
     at_start: Option<FileSetFingerprint>,
     /// When a certificate begins for which the last reload was refused.
     again_at: Option<SystemTime>,
+    /// The texts read for the configuration in force.
+    texts: TextsInForce,
+    /// The changes that weaken, of the last day.
+    weaker: Vec<WeakerSetting>,
+}
+
+/// The names of the files of `sources`, and of the files named in `config`.
+fn file_names(sources: &ConfigSources, config: &Config) -> Vec<PathBuf> {
+    let named = config.files.iter().map(|file| &**file);
+    sources.file().into_iter().chain(named).map(Path::to_owned).collect()
 }
 
 /// The present state of the files of `sources` and of the files named in `config`.
 pub async fn fingerprint(sources: &ConfigSources, config: &Config) -> FileSetFingerprint {
-    let named = config.files.iter().map(|file| &**file);
-    let names: Vec<PathBuf> = sources.file().into_iter().chain(named).map(Path::to_owned).collect();
+    let names = file_names(sources, config);
     // A blocking thread, so that a hanging file system does not block the control runtime.
     tokio::task::spawn_blocking(move || FileSetFingerprint::of(names)).await.unwrap_or_default()
 }
@@ -143,6 +158,8 @@ impl Reload {
             records: None,
             at_start: None,
             again_at: None,
+            texts: TextsInForce::default(),
+            weaker: Vec::new(),
         }
     }
 
@@ -178,6 +195,7 @@ impl Reload {
             None => self.print().await,
         };
         let mut watched = WatchedFiles::new(at_start);
+        self.texts = self.read_texts().await;
         loop {
             let mut request = None;
             // Every arm is cancel-safe.
@@ -216,16 +234,39 @@ impl Reload {
         fingerprint(&self.sources, &self.current).await
     }
 
+    /// The texts as they are in the files now.
+    async fn read_texts(&self) -> TextsInForce {
+        let names = file_names(&self.sources, &self.current);
+        tokio::task::spawn_blocking(move || TextsInForce::read(names)).await.unwrap_or_default()
+    }
+
     /// Reloads at once, and records the reload.
     pub(crate) async fn read_again(&mut self, trigger: ReloadTrigger) -> ReloadOutcome {
-        let outcome = self.read_and_publish().await;
+        let outcome = self.read_and_publish(trigger).await;
         if let Some(records) = &self.records {
             records.record_reload(trigger, &outcome);
         }
         outcome
     }
 
-    async fn read_and_publish(&mut self) -> ReloadOutcome {
+    /// A change that nobody asked to take is not taken from half a file.
+    async fn whole_texts(&self, trigger: ReloadTrigger) -> Result<TextsInForce, String> {
+        let texts = self.read_texts().await;
+        match self.texts.cut_short(&texts) {
+            Some(path) if trigger == ReloadTrigger::ChangedFile => Err(format!(
+                "{}: was written in place, and has only the beginning of the text in force; the rest may be to \
+                 come, or the disk may be full; `keyward reload` takes it as it is",
+                path.display()
+            )),
+            _ => Ok(texts),
+        }
+    }
+
+    async fn read_and_publish(&mut self, trigger: ReloadTrigger) -> ReloadOutcome {
+        let texts = match self.whole_texts(trigger).await {
+            Ok(texts) => texts,
+            Err(fault) => return self.refuse(vec![fault]),
+        };
         let outcome = match self.read().await {
             Ok((config, warnings)) => {
                 let published = self.publish(config).await.map_err(|fault| vec![fault]);
@@ -235,20 +276,35 @@ impl Reload {
         };
         match outcome {
             Ok(applied) => {
+                self.texts = texts;
                 self.metrics.reloads.inc();
                 show_accepted(&self.metrics, &self.current);
                 ReloadOutcome::Applied(applied)
             }
-            Err(faults) => {
-                for fault in &faults {
-                    tracing::error!(fault, "configuration not reloaded");
-                }
-                let pending_restart = self.state.load().pending_restart.clone();
-                self.state.publish(ReloadState { pending_restart, faults: faults.clone() });
-                self.metrics.reloads_refused.inc();
-                self.metrics.config.reload_attempted(false, SystemTime::now());
-                ReloadOutcome::Refused(faults)
-            }
+            Err(faults) => self.refuse(faults),
+        }
+    }
+
+    fn refuse(&self, faults: Vec<String>) -> ReloadOutcome {
+        for fault in &faults {
+            tracing::error!(fault, "configuration not reloaded");
+        }
+        let pending_restart = self.state.load().pending_restart.clone();
+        let weaker = self.weaker.clone();
+        self.state.publish(ReloadState { pending_restart, faults: faults.clone(), weaker });
+        self.metrics.reloads_refused.inc();
+        self.metrics.config.reload_attempted(false, SystemTime::now());
+        ReloadOutcome::Refused(faults)
+    }
+
+    /// Tells each change that weakens, and shows it for a day.
+    fn tell_weaker(&mut self, config: &Config, applied: &mut AppliedReload) {
+        let now = SystemTime::now();
+        self.weaker.retain(|weaker| now.duration_since(weaker.since).is_ok_and(|age| age < WEAKER_SHOWN));
+        for change in weaker::weaker(&self.current, config) {
+            tracing::warn!(change, "configuration reloaded: more callers can do more");
+            applied.changes.push(format!("weaker: {change}"));
+            self.weaker.push(WeakerSetting { since: now, change });
         }
     }
 
@@ -322,7 +378,9 @@ impl Reload {
             tracing::warn!(section, "changed in the file; takes effect at the next start");
         }
         applied.waiting = waiting.iter().map(ToString::to_string).collect();
-        self.state.publish(ReloadState { pending_restart: waiting, faults: Vec::new() });
+        self.tell_weaker(&config, &mut applied);
+        let weaker = self.weaker.clone();
+        self.state.publish(ReloadState { pending_restart: waiting, faults: Vec::new(), weaker });
         self.current = config;
         Ok(applied)
     }
@@ -430,6 +488,36 @@ mod tests {
         assert!(reload.read_again(ReloadTrigger::Signal).await.is_applied());
         assert!(reload.state.load().faults.is_empty());
         assert_eq!((reload.metrics.reloads.get(), reload.metrics.reloads_refused.get()), (3, 4));
+    }
+
+    /// A writer in place that stalls, or whose disk is full, leaves valid TOML without its tail.
+    #[tokio::test]
+    async fn half_a_file_is_not_taken_by_itself_and_what_weakens_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keyward.toml");
+        let head = "listener = [{ name = 'a', address = '127.0.0.1:1' }]\ncluster.endpoints = ['http://127.0.0.1:2']\n";
+        let whole = format!("{head}[policy]\nmode = 'enforce'\n[policy.peer_limits]\nwatches = 7\n");
+        std::fs::write(&path, &whole).unwrap();
+        let mut reload = reload(&path, Vec::new());
+        reload.texts = reload.read_texts().await;
+        std::fs::write(&path, head).unwrap();
+        let outcome = reload.read_again(ReloadTrigger::ChangedFile).await;
+        assert!(
+            matches!(&outcome, ReloadOutcome::Refused(faults) if faults[0].contains("only the beginning")),
+            "{outcome:?}"
+        );
+        assert_eq!(reload.current.policy.mode, crate::config::PolicyMode::Enforce);
+        std::fs::write(&path, &whole).unwrap();
+        assert!(reload.read_again(ReloadTrigger::ChangedFile).await.is_applied());
+        assert!(reload.state.load().weaker.is_empty());
+        // An operator's word counts.
+        std::fs::write(&path, head).unwrap();
+        let outcome = reload.read_again(ReloadTrigger::Signal).await;
+        let ReloadOutcome::Applied(applied) = &outcome else { panic!("{outcome:?}") };
+        let told = ["policy.mode: enforce -> off", "[policy.peer_limits].watches: 7 -> none"];
+        let changes: Vec<_> = reload.state.load().weaker.iter().map(|weaker| weaker.change.clone()).collect();
+        assert_eq!(changes, told);
+        assert!(told.iter().all(|told| applied.changes.contains(&format!("weaker: {told}"))), "{applied:?}");
     }
 
     /// The new pair is read again by itself once it is good: at the time that is noted.

@@ -3,6 +3,8 @@
 //! Owns: the channel from the admin socket to the reload task. Must not know: the parts of a reload.
 //! Invariant: the outcome names keys and faults, never secrets.
 
+use std::time::SystemTime;
+
 use tokio::sync::{mpsc, oneshot};
 
 /// Waiting requests: one per client of the admin socket. A further request waits for room.
@@ -61,6 +63,17 @@ pub struct ReloadState {
     pub pending_restart: Vec<&'static str>,
     /// The faults of the configuration at the last reload, which changed nothing; empty after a success.
     pub faults: Vec<String>,
+    /// The changes by reloads that let more callers do more, of the last day.
+    pub weaker: Vec<WeakerSetting>,
+}
+
+/// A change by a reload that lets more callers do more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeakerSetting {
+    /// The time of the reload.
+    pub since: SystemTime,
+    /// The setting, with the value before and the value now.
+    pub change: String,
 }
 
 impl ReloadOutcome {

@@ -22,4 +22,10 @@ pub(super) fn check(state: &ReloadState, findings: &mut DoctorFindings) {
         let fix = "keyward drain, and start it again; with several replicas, one after the other";
         findings.warning("restart_pending", *key, what, fix);
     }
+    for weaker in &state.weaker {
+        let fix =
+            "if nobody meant it, put the former value back; the audit log has the reload with its cause";
+        let what = format!("a reload has weakened it within the last day: {}", weaker.change);
+        findings.warning("configuration_weaker", "configuration", what, fix);
+    }
 }

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::audit::sink_state::{SinkReport, SinkTrouble};
 use crate::config::Endpoint;
+use crate::config::reload_request::WeakerSetting;
 use crate::downstream::connection_table::ClientAddress;
 use crate::identity::ClusterId;
 use crate::members::discovery::store_hashes::{HashObstacle, StoreHash};
@@ -370,6 +371,16 @@ fn a_refused_configuration_is_told_with_every_fault() {
     });
     let said = scene.finds(&[(Error, "config_not_reloaded")]);
     assert!(said.contains("log.level: unknown (line 3); jwt[0].keys: absent"), "{said}");
+}
+
+#[test]
+fn settings_that_a_reload_has_weakened() {
+    let scene = Scene::new().with(|scene| {
+        let (since, change) = (SystemTime::now(), "policy.mode: enforce -> off".to_owned());
+        scene.reload.weaker = vec![WeakerSetting { since, change }];
+    });
+    let said = scene.finds(&[(Warning, "configuration_weaker")]);
+    assert!(said.contains("policy.mode: enforce -> off"), "{said}");
 }
 
 #[test]
