@@ -29,11 +29,10 @@ use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use zeroize::Zeroize;
 
-use super::certificate_expiry::{CertificateUse, configured_certificates};
 use super::findings::{ConfigFaults, ConfigFindings, ConfigWarning};
 use super::memory_budgets::BudgetDefaults;
 use super::setting_place::SettingSource;
@@ -132,7 +131,7 @@ impl Resolver<'_> {
         policy.listener_limits = listener_limits;
         let replica = self.replica(file.audit.replica.clone());
         let trace = self.trace(&file.trace, replica.clone());
-        let config = Config {
+        Some(Config {
             advertise: Arc::new(self.advertise(file.advertise, &reached, &listeners)),
             session: Arc::new(self.session(file.session)),
             passwords: Arc::new(self.passwords(file.login)),
@@ -160,31 +159,7 @@ impl Resolver<'_> {
             // The file list comes last: all steps above may read files.
             files: std::mem::take(&mut self.files).into_iter().collect(),
             digest,
-        };
-        self.warn_of_certificates(&config);
-        Some(config)
-    }
-
-    /// Warns of certificates and lists that are not good now. A user's certificate is judged with the user.
-    fn warn_of_certificates(&mut self, config: &Config) {
-        let now = SystemTime::now();
-        for certificate in configured_certificates(config) {
-            let table = || {
-                let at = config.listeners.iter().position(|listener| *listener.name == *certificate.name);
-                format!("listener[{}].tls", at.unwrap_or_default())
-            };
-            let path = match certificate.usage {
-                CertificateUse::User => continue,
-                CertificateUse::Listener => format!("{}.cert", table()),
-                CertificateUse::ListenerClientCa => format!("{}.client_ca", table()),
-                CertificateUse::ListenerCrl => format!("{}.client_crl", table()),
-                _ => certificate.key(),
-            };
-            if !certificate.is_good(now) {
-                let when = if now < certificate.begins { "is not good yet" } else { "has ended" };
-                self.findings.warn(&path, format!("{when}: {}", certificate.usage.loss()));
-            }
-        }
+        })
     }
 
     fn watch(&mut self, watch: toml_file::TomlWatch) -> WatchSettings {

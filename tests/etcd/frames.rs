@@ -49,7 +49,7 @@ const LONGEST: usize = 16 * 1024;
 /// Bytes of a value in three DATA frames.
 const LARGE: usize = 40_000;
 /// Events of a burst: more than a stream of Keyward queues.
-const BURST: usize = 200;
+const BURST: u32 = 200;
 
 /// A client on a connection of its own.
 struct FrameClient(TcpStream);
@@ -234,7 +234,7 @@ async fn exchanges(address: SocketAddr, side: &str) -> Vec<(&'static str, String
     let mut client = FrameClient::connect(address).await;
     client.open(1, WATCH, &[watch(&format!("{side}/watched/"), &format!("{side}/watched0"))], false).await;
     all.push(("a watch is created", told(&client.frames(1, 1).await)));
-    let puts: Vec<u8> = (0..BURST as u32)
+    let puts: Vec<u8> = (0..BURST)
         .flat_map(|number| {
             let message = put(&format!("{side}/watched/{number}"), b"v");
             opening(3 + 2 * number, PUT, &[message], true)
@@ -242,7 +242,7 @@ async fn exchanges(address: SocketAddr, side: &str) -> Vec<(&'static str, String
         .collect();
     client.0.write_all(&puts).await.expect("open");
     let (mut events, mut within) = (0, 0);
-    while events < BURST {
+    while events < BURST as usize {
         let (stream, frame) = client.next().await;
         if stream == 1 {
             let whole = ends(&frame.payload);

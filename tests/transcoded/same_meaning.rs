@@ -133,7 +133,9 @@ impl Counts {
             return;
         }
         let answer = match line {
-            "same" | "same, refused by v1" => format!("{kind}: {line}"),
+            "same" | "same, refused by v1" | "same, refused by v2" | "refused by each for base64" => {
+                format!("{kind}: {line}")
+            }
             _ => panic!("{version}: {kind} {name} {} {body:02x?}\n  Go: {line}", text.escape_ascii()),
         };
         *self.answers.entry((version.to_owned(), answer)).or_default() += 1;

@@ -245,9 +245,8 @@ impl Resolver<'_> {
                 let crls = self.checked(path, Crls::read(&file, roots))?;
                 let coverage = RevocationCoverage::of(roots.certificates(), crls.lists());
                 for authority in coverage.uncovered {
-                    let reason = format!(
-                        "has no list of the client_ca {authority:?}: no certificate under it would be accepted"
-                    );
+                    let reason =
+                        format!("has no list of {authority:?}: no certificate under it would be accepted");
                     self.findings.fault(path, reason);
                 }
                 for issuer in coverage.foreign {

@@ -115,24 +115,36 @@ func answer(kind, name string, text, body []byte) string {
 // request reads the document as grpc-gateway v2 does, then as v1 does, and compares each with Keyward's message.
 func request(kind protoreflect.MessageType, ours proto.Message, text []byte) string {
 	v2 := kind.New().Interface()
+	var refused error
 	if len(bytes.Trim(text, " \t\r\n")) > 0 {
-		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(text, v2); err != nil {
-			return "refused " + err.Error()
-		}
+		refused = (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(text, v2)
 	}
-	if !same(v2, ours) {
+	if refused == nil && !same(v2, ours) {
 		return fmt.Sprintf("differs %v", v2)
 	}
 	v1 := kind.New().Interface()
 	reader := jsonpb.Unmarshaler{AllowUnknownFields: true}
 	err := reader.UnmarshalNext(json.NewDecoder(bytes.NewReader(text)), protoadapt.MessageV1Of(v1))
-	if err != nil && err != io.EOF {
-		return "same, refused by v1"
-	}
-	if !same(v1, ours) {
+	isRead := err == nil || err == io.EOF
+	switch {
+	case isRead && !same(v1, ours):
 		return fmt.Sprintf("differs in v1 %v", v1)
+	case isRead && refused == nil:
+		return "same"
+	case isRead && isBase64(refused):
+		return "same, refused by v2"
+	case isRead || !isBase64(refused) && refused != nil:
+		return "refused " + refused.Error()
+	case refused != nil:
+		// One has another form of base64 than the other takes.
+		return "refused by each for base64"
 	}
-	return "same"
+	return "same, refused by v1"
+}
+
+// isBase64 tells if protojson refused the text of bytes.
+func isBase64(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "invalid value for bytes field")
 }
 
 // same compares by the bytes of one deterministic encoder.
