@@ -19,6 +19,7 @@ use keyward::audit::record::{AuditedEnd, AuditedRange, AuditedRanges, CallAuditR
 use keyward::config::audit_settings::{AuditEvent, AuditFileSettings, AuditSettings, OnFull};
 use keyward::config::{self, Endpoint, Scheme};
 use keyward::credentials::{CredentialSettings, Credentials};
+use keyward::dial::names::NameResolver;
 use keyward::downstream::session::{
     OpenedSessions, SealRealm, Sealer, Session, SessionKeys, SessionPeer, SessionProof,
 };
@@ -331,7 +332,8 @@ fn audit_log(folder: &Path) -> (Arc<AuditLog>, AuditCloseGuard) {
         signing_key: None,
         replica: "a".to_owned(),
     };
-    AuditLog::start(&settings, Metrics::new(Vec::new()).audit).expect("the log starts")
+    AuditLog::start(&settings, &NameResolver::of_machine(None), Metrics::new(Vec::new()).audit)
+        .expect("the log starts")
 }
 
 /// Puts the record of a Put into the queue, as the end of a call does. False without room.

@@ -14,6 +14,7 @@ pub mod config_writer;
 mod connection_end_report;
 pub mod hash_password;
 mod listeners;
+mod member_connections;
 pub mod policy_checks;
 pub mod policy_learning;
 mod protection;
@@ -38,6 +39,7 @@ use tokio::time::Instant;
 use self::admin_interfaces::{admin_commands, open_admin};
 use self::cluster_reset::ClusterReset;
 use self::listeners::Listeners;
+use self::member_connections::{machine_names, member_connector};
 use self::protection::control_shedding;
 use self::published_rules::{PublishedRules, RulesAtStart};
 use self::service_reports::report_state;
@@ -49,7 +51,7 @@ use crate::admin::socket::AdminCommandService;
 use crate::audit::log::{AuditCloseGuard, AuditLog};
 use crate::audit::recorder::AuditStartError;
 use crate::config::reload_request::{ReloadRequestReceiver, reload_requests};
-use crate::config::{self, Cluster, Config, ConfigSources, ConfigWarning};
+use crate::config::{self, Config, ConfigSources, ConfigWarning};
 use crate::credentials::{CredentialSettings, Credentials, MetricsPages, UsersError};
 use crate::dial::connect::Connector;
 use crate::dial::member_tls as upstream_tls;
@@ -170,7 +172,8 @@ async fn run(
     let files = reload::fingerprint(&sources, &config).await;
     let (taking_over, sockets) =
         if takes_over { take_over::begin(&config).await? } else { Default::default() };
-    let running = build(&config, connector(&config.cluster)?, MemberSource::Discovery, &tasks)?;
+    let connector = member_connector(&config)?;
+    let running = build(&config, connector, MemberSource::Discovery, &tasks)?;
     let (parts, metrics) = (&running.parts, &running.parts.metrics);
     let left_out = report_left_out(metrics.log_records_left_out.clone());
     tasks.spawn("log records left out", left_out).detach();
@@ -308,8 +311,9 @@ pub fn build(
     let rules = RulesAtStart::open(config, &upstream, &metrics);
     reset.set_state_holders(&credentials, &logins, &register);
     follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
-    let (audit, audit_guard) = start_audit(config, &metrics)?.unzip();
-    let (spans, export_guards) = telemetry_export::start(config, &metrics)?.unzip();
+    let names = machine_names(config, &connector);
+    let (audit, audit_guard) = start_audit(config, &names, &metrics)?.unzip();
+    let (spans, export_guards) = telemetry_export::start(config, &names, &metrics)?.unzip();
     let ((drain, draining), (ready, readiness)) = (watch::channel(None), watch::channel(false));
     let parts = ShardParts {
         usage: Arc::new(UsageRegister::new(&metrics.limits)),
@@ -335,9 +339,8 @@ pub fn build(
     start_shedding(&parts, tasks);
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
     let connections = connection_table(&parts);
-    let (reload, reload_requests) = reload_requests();
-    let admin =
-        admin_commands(&parts, &pages, &connections, (register, policy), reload, &shards_alive, &exit);
+    let (stores, (reload, reload_requests)) = ((register, policy), reload_requests());
+    let admin = admin_commands(&parts, (&pages, names), &connections, stores, reload, &shards_alive, &exit);
     Ok(Running {
         parts,
         upstream,
@@ -385,9 +388,10 @@ fn start_shedding(parts: &ShardParts, tasks: &Tasks) {
 /// Starts the audit log, if configured.
 fn start_audit(
     config: &Config,
+    names: &NameResolver,
     metrics: &Metrics,
 ) -> Result<Option<(Arc<AuditLog>, AuditCloseGuard)>, AuditStartError> {
-    config.audit.as_ref().map(|settings| AuditLog::start(settings, metrics.audit.clone())).transpose()
+    config.audit.as_ref().map(|settings| AuditLog::start(settings, names, metrics.audit.clone())).transpose()
 }
 
 impl Running {
@@ -417,13 +421,6 @@ impl Running {
         };
         ReloadPartName::ALL.map(part).into()
     }
-}
-
-/// Connects to members over TCP, with TLS if configured.
-fn connector(cluster: &Cluster) -> Result<Connector, ServeError> {
-    let tls = cluster.tls.as_ref().map(upstream_tls::client_config).transpose()?;
-    let names = NameResolver::by(&cluster.discovery.dns)?;
-    Ok(Connector::resolving(names, tls, cluster.connect_timeout))
 }
 
 /// Runs the orderly shutdown; `further` more signals end the process at once.

@@ -543,11 +543,13 @@ pub struct Drain {
     pub timeout: Duration,
 }
 
-/// Threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Threads, and the folder of this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runtime {
     /// Threads serving clients.
     pub shards: NonZeroUsize,
+    /// The folder for what Keyward keeps over a restart.
+    pub state_dir: Option<PathBuf>,
 }
 
 impl Listener {

@@ -9,6 +9,7 @@ pub mod listening_sockets;
 pub mod memory_limit;
 pub mod service_manager;
 pub mod socket_passing;
+pub mod tcp_connect;
 mod write_buffer;
 
 use tokio::io::{AsyncRead, AsyncWrite};

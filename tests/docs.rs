@@ -320,6 +320,7 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
         "checks/versions.rs",
         "checks/stored_policy.rs",
         "checks/limits.rs",
+        "checks/name_servers.rs",
         "checks/reloads.rs",
         "checks/rule_reach.rs",
         "checks/endpoints.rs",

@@ -19,6 +19,7 @@ use crate::audit::log::{AuditLog, AuditSinksReport};
 use crate::config::reload_request::ReloadState;
 use crate::config::{Config, MappingOutcome};
 use crate::credentials::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
+use crate::dial::names::{NameResolver, NameTrouble};
 use crate::downstream::connection_table::{ConnectionOccupancy, ConnectionTable};
 use crate::gateway::caller::Identities;
 use crate::identity::MemberId;
@@ -99,6 +100,8 @@ pub struct Doctor {
     pub audit: Option<Arc<AuditLog>>,
     /// The hashes of the members' stores.
     pub last_hashes: LastHashes,
+    /// The resolver for the names of collectors and of other replicas.
+    pub names: NameResolver,
 }
 
 /// The purpose of an examination.
@@ -137,12 +140,24 @@ impl Doctor {
             unreachable: &unreachable_rules(&config, self.identities.load().policy().document()),
             root_holders: &root_holders,
             connections: &self.connections.occupancy(),
+            name_troubles: &self.name_troubles(),
             constant_limits: &self.usage.counters().constant(),
             shown: &self.pages.connector.shown_certificates(),
             audit_retention: self.audit.as_ref().and_then(|audit| audit.retention()),
             audit_sinks: &self.audit.as_ref().map(|audit| audit.sinks()).unwrap_or_default(),
         }
         .report()
+    }
+
+    /// The names and name servers that fail now, of members' names and of all others.
+    fn name_troubles(&self) -> Vec<NameTrouble> {
+        let mut troubles = self.pages.connector.names().troubles();
+        for trouble in self.names.troubles() {
+            if !troubles.contains(&trouble) {
+                troubles.push(trouble);
+            }
+        }
+        troubles
     }
 
     /// Finds the etcd users with the role `root` among the users reached by a mapping rule without an exact
@@ -187,6 +202,7 @@ pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> D
         unreachable: &unreachable_rules(config, &config.policy.document),
         root_holders: &RootHolders::default(),
         connections: &ConnectionOccupancy::default(),
+        name_troubles: &[],
         constant_limits: &[],
         shown: survey.map_or(&[], |survey| &survey.certificates),
         audit_retention: None,

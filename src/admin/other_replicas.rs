@@ -11,11 +11,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
+use crate::dial::names::{NameError, NameResolver};
 use crate::io::http_get::{GetError, get};
+use crate::io::tcp_connect::connect_tcp;
 use crate::telemetry::printable::escaped;
 
 /// The path of a replica's row at its admin address.
@@ -30,14 +31,13 @@ struct ReplicaTimes {
 }
 
 const TIMES: ReplicaTimes = ReplicaTimes { limit: Duration::from_secs(1), fresh: Duration::from_secs(3) };
-/// Addresses of one name that are asked.
-const ADDRESSES: usize = 32;
 /// Largest answer that is read, in bytes.
 const LONGEST: usize = 16 * 1024;
 
 /// Asks the other replicas.
 pub struct OtherReplicas {
     names: Arc<[String]>,
+    resolver: NameResolver,
     times: ReplicaTimes,
     answers: Mutex<Option<(Instant, Vec<ReplicaRow>)>>,
 }
@@ -80,6 +80,10 @@ enum SilentReplica {
     #[error("no answer within {} s", .0.as_secs())]
     Late(Duration),
     #[error("{0}")]
+    Unnamed(#[from] NameError),
+    #[error("the address has no port")]
+    NoPort,
+    #[error("{0}")]
     Unconnected(#[from] std::io::Error),
     #[error("{0}")]
     NoAnswer(#[from] GetError),
@@ -92,8 +96,8 @@ enum SilentReplica {
 impl OtherReplicas {
     /// The replicas with these admin addresses: `HOST:PORT`, a name for all of its addresses.
     #[must_use]
-    pub fn new(names: Arc<[String]>) -> Self {
-        Self { names, times: TIMES, answers: Mutex::default() }
+    pub fn new(names: Arc<[String]>, resolver: NameResolver) -> Self {
+        Self { names, resolver, times: TIMES, answers: Mutex::default() }
     }
 
     /// The rows of all replicas, `own` first. An address that leads to this process has no further row.
@@ -105,7 +109,7 @@ impl OtherReplicas {
         let mut answers = self.answers.lock().await;
         let others = match &*answers {
             Some((taken, rows)) if taken.elapsed() < self.times.fresh => rows,
-            _ => &answers.insert((Instant::now(), ask_all(&self.names, self.times.limit).await)).1,
+            _ => &answers.insert((Instant::now(), self.ask_all().await)).1,
         };
         let mut rows = vec![own];
         for other in others {
@@ -115,17 +119,30 @@ impl OtherReplicas {
         }
         rows
     }
-}
 
-async fn ask_all(names: &[String], limit: Duration) -> Vec<ReplicaRow> {
-    join_all(names.iter().map(|name| rows_of(name, limit))).await.into_iter().flatten().collect()
-}
+    async fn ask_all(&self) -> Vec<ReplicaRow> {
+        let asked = self.names.iter().map(|name| self.rows_of(name));
+        join_all(asked).await.into_iter().flatten().collect()
+    }
 
-/// The rows of all addresses of a name.
-async fn rows_of(name: &str, limit: Duration) -> Vec<ReplicaRow> {
-    match within(limit, lookup_host(name)).await {
-        Ok(found) => join_all(found.take(ADDRESSES).map(|address| row_of(address, limit))).await,
-        Err(silent) => vec![ReplicaRow::silent(name, &silent)],
+    /// The rows of all addresses of a name. A name that is looked up for longer than the limit has its rows
+    /// at the next look.
+    async fn rows_of(&self, name: &str) -> Vec<ReplicaRow> {
+        let limit = self.times.limit;
+        match within(limit, self.addresses(name)).await {
+            Ok(found) => join_all(found.into_iter().map(|address| row_of(address, limit))).await,
+            Err(silent) => vec![ReplicaRow::silent(name, &silent)],
+        }
+    }
+
+    async fn addresses(&self, name: &str) -> Result<Vec<SocketAddr>, SilentReplica> {
+        if let Ok(address) = name.parse() {
+            return Ok(vec![address]);
+        }
+        let (host, port) = name.rsplit_once(':').ok_or(SilentReplica::NoPort)?;
+        let port = port.parse().map_err(|_| SilentReplica::NoPort)?;
+        let found = self.resolver.addresses(host).await?;
+        Ok(found.all.into_iter().map(|address| SocketAddr::new(address, port)).collect())
     }
 }
 
@@ -145,7 +162,7 @@ where
 
 /// Asks by the address: the other replica need not know the name that led there.
 async fn ask(address: SocketAddr) -> Result<ReplicaRow, SilentReplica> {
-    let stream = TcpStream::connect(address).await?;
+    let stream = connect_tcp(address).await?;
     let (head, body) =
         get(stream, &SocketAddr::new(address.ip(), address.port()).to_string(), PATH, LONGEST).await?;
     if head.status != StatusCode::OK {
@@ -227,7 +244,7 @@ mod tests {
         // The machine may take any time for an answer.
         let (names, long) = (addresses.iter().map(ToString::to_string).collect(), Duration::from_secs(3600));
         let times = ReplicaTimes { limit: long, fresh: long };
-        let replicas = OtherReplicas { times, ..OtherReplicas::new(names) };
+        let replicas = OtherReplicas { times, ..OtherReplicas::new(names, NameResolver::of_machine(None)) };
         let answers = [page(&own()), page(&other), wrong].map(|answer| vec![answer]);
         let served = join_all(listeners.into_iter().zip(answers).map(|(one, answers)| serve(one, answers)));
         let (rows, _) = tokio::join!(replicas.beside(own()), served);

@@ -27,6 +27,7 @@ use crate::admin::{self, AdminState};
 use crate::config::reload_request::ReloadRequests;
 use crate::config::{AdminSocketSetting, Config, DEFAULT_ADMIN_SOCKET};
 use crate::credentials::MetricsPages;
+use crate::dial::names::NameResolver;
 use crate::downstream::connection_table::ConnectionTable;
 use crate::io::listening_sockets::ListeningSockets;
 use crate::policy_store::PolicyRegister;
@@ -36,7 +37,7 @@ use crate::tasks::Tasks;
 /// Builds the commands and the state of the admin interfaces.
 pub(super) fn admin_commands(
     parts: &ShardParts,
-    pages: &MetricsPages,
+    (pages, names): (&MetricsPages, NameResolver),
     connections: &Arc<ConnectionTable>,
     (register, policy): (RevocationRegister, Option<PolicyRegister>),
     reload: ReloadRequests,
@@ -65,6 +66,7 @@ pub(super) fn admin_commands(
         credentials: Arc::clone(&parts.credentials),
         audit: parts.audit.clone(),
         last_hashes: LastHashes::default(),
+        names: names.clone(),
     };
     let (sealer, audit) = (Arc::clone(&parts.sealer), parts.audit.clone());
     let state = Arc::new(state);
@@ -76,7 +78,7 @@ pub(super) fn admin_commands(
         usage: Arc::clone(&parts.usage),
         connections: Arc::clone(connections),
         sealer: Arc::clone(&sealer),
-        others: OtherReplicas::new(Arc::clone(&parts.config.load().admin.replicas)),
+        others: OtherReplicas::new(Arc::clone(&parts.config.load().admin.replicas), names.clone()),
         started: Instant::now(),
     };
     let actions = OperatorActions { questions: Arc::clone(&parts.questions), members: parts.members.clone() };

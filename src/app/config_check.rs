@@ -9,13 +9,14 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::ServeError;
+use super::member_connections::connector_of_look;
 use crate::admin::doctor::{DoctorReport, Finding, Severity, judge_configuration};
 use crate::config::{Config, ConfigFaults, ConfigWarning};
 use crate::members::discovery::survey::{ClusterSurvey, SurveyExtent, survey};
 use crate::tasks::Tasks;
 
-/// Time limit of the look at a cluster with silent members.
-const DIAL: Duration = Duration::from_secs(5);
+/// Time limit of the look at a cluster with silent members. A lookup of their names may take ten seconds.
+const DIAL: Duration = Duration::from_secs(15);
 
 /// The verdict on a configuration. The JSON form is for programs: fields are added, never renamed.
 #[derive(Debug, Serialize)]
@@ -99,10 +100,10 @@ pub(super) fn look_at_cluster(config: &Config, extent: SurveyExtent) -> Result<C
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build_local(tokio::runtime::LocalOptions::default())?;
-    let connector = super::connector(&config.cluster)?;
+    let connector = connector_of_look(&config.cluster)?;
     let tasks = Tasks::default();
     let seen = runtime.block_on(survey(&config.cluster, connector, (DIAL, extent), &tasks));
-    // A name lookup may still hang in a thread.
+    // A read of a file may still hang in a thread.
     runtime.shutdown_background();
     Ok(seen)
 }

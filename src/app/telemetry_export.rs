@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::app::ServeError;
 use crate::config::Config;
+use crate::dial::names::NameResolver;
 use crate::gateway::call_trace::SpanQueue;
 use crate::otlp::exporter::{self, ExportedSignal};
 use crate::telemetry::call_span::{CallSpan, trace_request};
@@ -27,19 +28,20 @@ pub(super) struct ExportGuards {
 /// The collector's TLS settings cannot be used, or a thread cannot be started.
 pub(super) fn start(
     config: &Config,
+    names: &NameResolver,
     metrics: &Metrics,
 ) -> Result<Option<(SpanQueue, ExportGuards)>, ServeError> {
     let Some(trace) = &config.trace else { return Ok(None) };
-    let (collector, replica) = (&trace.collector, &*trace.replica);
+    let (collector, replica) = (|| (&trace.collector, names.clone()), &*trace.replica);
     let queue = Arc::new(ExportQueue::new(trace.queue));
     let path = trace.traces_path.clone();
     let signal = ExportedSignal { name: "spans", path, encode: trace_request };
-    let spans = exporter::start(signal, Arc::clone(&queue), collector, replica, metrics.export.clone())?;
+    let spans = exporter::start(signal, Arc::clone(&queue), collector(), replica, metrics.export.clone())?;
     let logs = exported_log().filter(|_| config.log.is_exported);
     let logs = logs.map(|queue| {
         let path = trace.logs_path.clone();
         let signal = ExportedSignal { name: "log_records", path, encode: logs_request };
-        exporter::start(signal, queue, collector, replica, metrics.export.clone())
+        exporter::start(signal, queue, collector(), replica, metrics.export.clone())
     });
     Ok(Some((queue, ExportGuards { _spans: spans, _logs: logs.transpose()? })))
 }

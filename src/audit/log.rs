@@ -13,6 +13,7 @@ use super::refusal_share::RefusalShare;
 use super::retention::{AuditRetention, RetentionReport};
 use super::sink_state::{SinkReport, SinkState};
 use crate::config::audit_settings::{AuditEvent, AuditEvents, AuditSettings, OnFull};
+use crate::dial::names::NameResolver;
 use crate::telemetry::audit_metrics::AuditMetrics;
 
 /// How long the end of the process waits for the last records.
@@ -62,18 +63,19 @@ impl Drop for AuditCloseGuard {
 }
 
 impl AuditLog {
-    /// Starts the writer.
+    /// Starts the writer. `names` resolves the name of a collector.
     ///
     /// # Errors
     /// The file cannot be used, or a thread cannot be started.
     pub fn start(
         settings: &AuditSettings,
+        names: &NameResolver,
         metrics: AuditMetrics,
     ) -> Result<(Arc<Self>, AuditCloseGuard), AuditStartError> {
         let file = settings.file.as_ref();
         let retention = Arc::new(AuditRetention::new(file, metrics.clone()));
         let queue = Arc::new(AuditQueue::new(settings.queue, metrics));
-        let sinks = recorder::start(settings, &queue, &retention)?;
+        let sinks = recorder::start(settings, names, &queue, &retention)?;
         let guard = AuditCloseGuard(Arc::clone(&queue));
         let refusals = file.and_then(|file| RefusalShare::new(file, Instant::now()));
         let (events, on_full) = (settings.events, settings.on_full);

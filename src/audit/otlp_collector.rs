@@ -16,6 +16,7 @@ use super::otlp_request::logs_request;
 use super::record::Timestamp;
 use super::sink_progress::{SinkError, SinkProgress};
 use crate::config::audit_settings::AuditCollector;
+use crate::dial::names::NameResolver;
 use crate::otlp::collector::CollectorClient;
 use crate::otlp::verdict::{OtlpVerdict, verdict};
 
@@ -32,8 +33,8 @@ pub(super) struct OtlpCollector {
 impl OtlpCollector {
     /// # Errors
     /// The TLS settings cannot be used, or the operating system gives no resources.
-    pub(super) fn new(settings: &AuditCollector, replica: &str) -> io::Result<Self> {
-        let client = CollectorClient::new(&settings.collector, settings.path.clone())?;
+    pub(super) fn new(settings: &AuditCollector, replica: &str, names: NameResolver) -> io::Result<Self> {
+        let client = CollectorClient::new(&settings.collector, settings.path.clone(), names)?;
         Ok(Self { client, replica: replica.to_owned(), most_lines: usize::MAX, refuses: false })
     }
 
@@ -170,7 +171,7 @@ mod tests {
         let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: address.port() };
         let path = PathAndQuery::from_static("/v1/logs");
         let collector = CollectorSettings { endpoint, tls: None, headers: Vec::new() };
-        OtlpCollector::new(&AuditCollector { collector, path }, "a").unwrap()
+        OtlpCollector::new(&AuditCollector { collector, path }, "a", NameResolver::of_machine(None)).unwrap()
     }
 
     #[test]

@@ -26,6 +26,7 @@ use super::sink_state::SinkState;
 use super::syslog::SyslogServer;
 use super::written_lines::WrittenLines;
 use crate::config::audit_settings::{AuditSettings, OnFull};
+use crate::dial::names::NameResolver;
 use crate::pem::PrivateKey;
 
 /// The time between two heads, while records are written.
@@ -86,6 +87,7 @@ struct FirstLine {
 /// The file cannot be used, or a thread cannot be started.
 pub(super) fn start(
     settings: &AuditSettings,
+    names: &NameResolver,
     queue: &Arc<AuditQueue>,
     retention: &Arc<AuditRetention>,
 ) -> Result<Vec<Arc<SinkState>>, AuditStartError> {
@@ -98,9 +100,10 @@ pub(super) fn start(
         None => (None, ChainEnd::default(), FirstLine { previous_file: None, is_moved: false, torn: 0 }),
     };
     let followed = settings.file.as_ref().filter(|_| file.as_ref().is_some_and(AuditFile::is_regular));
+    let outputs = outputs(settings, names)?;
     let (sinks, written) = match followed {
-        Some(file) => following_sinks(settings, &file.path, &end, queue)?,
-        None => (queued_sinks(settings, queue)?, Arc::new(WrittenLines::new(end.seq, Vec::new()))),
+        Some(file) => following_sinks(outputs, &file.path, &end, queue)?,
+        None => (queued_sinks(settings, outputs, queue)?, Arc::new(WrittenLines::new(end.seq, Vec::new()))),
     };
     let states = sinks.iter().map(|sink| Arc::clone(&sink.state)).collect();
     let recorder = Recorder {
@@ -127,9 +130,10 @@ pub(super) fn start(
 }
 
 /// The destinations beside the file.
-fn outputs(settings: &AuditSettings) -> io::Result<Vec<SinkOutput>> {
+fn outputs(settings: &AuditSettings, names: &NameResolver) -> io::Result<Vec<SinkOutput>> {
     let syslog = |address| SinkOutput::Syslog(SyslogServer::new(address, settings.replica.clone()));
-    let collector = settings.otlp.as_ref().map(|otlp| OtlpCollector::new(otlp, &settings.replica));
+    let collector = |otlp| OtlpCollector::new(otlp, &settings.replica, names.clone());
+    let collector = settings.otlp.as_ref().map(collector);
     let collector = collector.transpose()?.map(|collector| SinkOutput::Otlp(Box::new(collector)));
     let stdout = settings.stdout.then_some(SinkOutput::Stdout);
     Ok(stdout.into_iter().chain(settings.syslog.clone().map(syslog)).chain(collector).collect())
@@ -137,13 +141,13 @@ fn outputs(settings: &AuditSettings) -> io::Result<Vec<SinkOutput>> {
 
 /// The sinks that follow the file.
 fn following_sinks(
-    settings: &AuditSettings,
+    outputs: Vec<SinkOutput>,
     path: &Path,
     end: &ChainEnd,
     queue: &Arc<AuditQueue>,
 ) -> io::Result<(Vec<SecondarySink>, Arc<WrittenLines>)> {
     let mut begun = Vec::new();
-    for output in outputs(settings)? {
+    for output in outputs {
         let begin = FollowerBegin::read(path, output.name(), end)?;
         let state = SinkState::new(output.name(), begin.taken.seq, queue.metrics.clone());
         begun.push((output, begin, Arc::new(state)));
@@ -160,14 +164,18 @@ fn following_sinks(
 }
 
 /// The sinks with queues of their own: no file keeps the lines.
-fn queued_sinks(settings: &AuditSettings, queue: &Arc<AuditQueue>) -> io::Result<Vec<SecondarySink>> {
+fn queued_sinks(
+    settings: &AuditSettings,
+    outputs: Vec<SinkOutput>,
+    queue: &Arc<AuditQueue>,
+) -> io::Result<Vec<SecondarySink>> {
     let holds_calls = settings.on_full == OnFull::Block;
     let sink = |output: SinkOutput| {
         let state = Arc::new(SinkState::new(output.name(), 0, queue.metrics.clone()));
         let own = Arc::new(SinkQueue::new((!holds_calls).then_some(settings.queue)));
         SecondarySink::start(output, SinkFeed::Queued(own, holds_calls), state, Arc::clone(queue))
     };
-    outputs(settings)?.into_iter().map(sink).collect()
+    outputs.into_iter().map(sink).collect()
 }
 
 /// Why the audit log does not start.
@@ -496,7 +504,8 @@ mod tests {
 
     fn start(settings: &AuditSettings) -> (Arc<AuditLog>, AuditCloseGuard, Metrics) {
         let metrics = Metrics::new(Vec::new());
-        let (log, guard) = AuditLog::start(settings, metrics.audit.clone()).unwrap();
+        let (log, guard) =
+            AuditLog::start(settings, &NameResolver::of_machine(None), metrics.audit.clone()).unwrap();
         (log, guard, metrics)
     }
 
@@ -622,7 +631,7 @@ mod tests {
         let metrics = Metrics::new(Vec::new());
         let queue = Arc::new(AuditQueue::new(1 << 20, metrics.audit.clone()));
         queue.count_lost(3);
-        super::start(&settings, &queue, &Arc::default()).unwrap();
+        super::start(&settings, &NameResolver::of_machine(None), &queue, &Arc::default()).unwrap();
         queue.close(UNLIMITED);
         assert_eq!(events(&path), ["start", "lost", "stop", "head"]);
         assert_eq!(check(&[&path], None).unwrap().lost, 3);

@@ -278,6 +278,7 @@ impl Resolver<'_> {
         let asked = self.count("runtime.shards", runtime.shards.map(u32::from), 0, 0..=256);
         Runtime {
             shards: NonZeroUsize::new(asked).or(NonZeroUsize::new(cores.min(4))).unwrap_or(NonZeroUsize::MIN),
+            state_dir: runtime.state_dir.map(|name| self.written_path("runtime.state_dir", &name)),
         }
     }
 }

@@ -551,6 +551,7 @@ pub(super) struct TomlDrain {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct TomlRuntime {
     pub(super) shards: Option<u16>,
+    pub(super) state_dir: Option<String>,
 }
 
 /// A TOML table: serde would also fill a struct from an array, by position, so that `tls = ["a", "b"]` or

@@ -3,8 +3,8 @@
 //! Owns: dialling, TLS to members, the time limit on both. Must not know: HTTP, members' health, credentials.
 //! Invariants: an `https` endpoint is never spoken to in the clear, and its certificate is verified for the
 //! requested host, whatever the address. Without a given address the name is resolved at every connect, and a
-//! dead address does not use up the time of the remaining addresses. Replaced TLS settings apply to all
-//! clones from the next connect on. [`Dial`] is the upstream seam of the tests.
+//! dead address does not use up the time of the remaining addresses, however many there are. Replaced TLS
+//! settings apply to all clones from the next connect on. [`Dial`] is the upstream seam of the tests.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,19 +13,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
 use rustls::ClientConfig;
 use rustls::pki_types::{CertificateDer, ServerName};
-use tokio::net::TcpStream;
+use tokio::time::sleep;
 
 use crate::config::{Endpoint, Scheme};
 use crate::dial::member_tls;
 use crate::dial::names::NameResolver;
 use crate::io::ByteStream;
+use crate::io::tcp_connect::connect_tcp;
 use crate::trust::with_refusal;
 
 /// Opens the byte stream under TLS: over TCP in production, over an in-process pipe in tests.
 pub type Dial = Arc<dyn Fn(&Endpoint) -> BoxFuture<'static, io::Result<ByteStream>> + Send + Sync>;
+
+/// Time without a connection after which the next address of a name is tried, too (RFC 8305, 5: 250 ms).
+const NEXT_ADDRESS: Duration = Duration::from_millis(250);
 
 /// Why a connection failed. In every case, no request was sent.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -115,21 +121,21 @@ impl Connector {
     /// and handshake.
     #[must_use]
     pub fn tcp(tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
-        Self::resolving(NameResolver::System, tls, limit)
+        Self::resolving(NameResolver::of_machine(None), tls, limit)
     }
 
     /// As [`Connector::tcp`], with names resolved by `names`.
     #[must_use]
     pub fn resolving(names: NameResolver, tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
         let asked = names.clone();
-        let dial: Dial = Arc::new(move |endpoint| Box::pin(dial_tcp(endpoint.clone(), asked.clone(), limit)));
+        let dial: Dial = Arc::new(move |endpoint| Box::pin(dial_tcp(endpoint.clone(), asked.clone())));
         Self { names, ..Self::over(dial, tls, limit) }
     }
 
     /// Creates a connector over any byte stream; the dialler resolves names.
     #[must_use]
     pub fn over(dial: Dial, tls: Option<Arc<ClientConfig>>, limit: Duration) -> Self {
-        Self { dial, names: NameResolver::Dialler, tls: tls.map(Tls::new), limit }
+        Self { dial, names: NameResolver::of_dialler(), tls: tls.map(Tls::new), limit }
     }
 
     /// Returns the resolver of names.
@@ -224,23 +230,27 @@ impl Connector {
     }
 }
 
-async fn dial_tcp(endpoint: Endpoint, names: NameResolver, limit: Duration) -> io::Result<ByteStream> {
-    let addresses = match endpoint.host.parse::<IpAddr>() {
-        Ok(address) => vec![address],
-        Err(_) => names.addresses(&endpoint.host).await.map_err(io::Error::other)?.all,
-    };
-    // Share the time among the addresses: a silent address must not use up all of the time.
-    let share = limit / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+/// Connects to the first address of the endpoint's name that answers. Each address has all of the caller's
+/// time: a silent one delays the next by [`NEXT_ADDRESS`] only.
+async fn dial_tcp(endpoint: Endpoint, names: NameResolver) -> io::Result<ByteStream> {
+    let addresses = names.addresses(&endpoint.host).await.map_err(io::Error::other)?.all;
+    let mut later = addresses.into_iter().map(|address| SocketAddr::new(address, endpoint.port));
     let mut failure = io::Error::from(io::ErrorKind::NotFound);
-    for address in addresses {
-        let connecting = TcpStream::connect(SocketAddr::new(address, endpoint.port));
-        match tokio::time::timeout(share, connecting).await {
-            Ok(Ok(stream)) => {
-                stream.set_nodelay(true)?;
-                return Ok(Box::new(stream));
-            }
-            Ok(Err(error)) => failure = error,
-            Err(_) => failure = io::ErrorKind::TimedOut.into(),
+    let mut connecting: FuturesUnordered<_> = later.next().into_iter().map(connect_tcp).collect();
+    while !connecting.is_empty() {
+        tokio::select! {
+            biased; // A connection before a further address.
+            Some(connected) = connecting.next() => match connected {
+                Ok(stream) => {
+                    stream.set_nodelay(true)?;
+                    return Ok(Box::new(stream));
+                }
+                Err(error) => {
+                    failure = error;
+                    connecting.extend(later.next().map(connect_tcp));
+                }
+            },
+            () = sleep(NEXT_ADDRESS), if later.len() > 0 => connecting.extend(later.next().map(connect_tcp)),
         }
     }
     Err(failure)

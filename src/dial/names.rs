@@ -1,41 +1,118 @@
-//! Resolves names to addresses, and the SRV records of a domain to endpoints.
+//! Resolves names to addresses, and the SRV records of a domain to endpoints: the only way of the program
+//! from a name to an address, in every build.
 //!
-//! Owns: the choice of resolver, and the TTL of an answer. Must not know: members, the time of the next
-//! lookup.
-//! Invariants: an IP address needs no lookup; an empty answer is an error; every lookup ends within seconds.
+//! Owns: the choice of name servers, and the bounds of an answer; `names/` has the lookups. Must not know:
+//! members, the time of the next lookup. Invariants: an IP address needs no lookup; an empty answer is an
+//! error; a lookup ends by itself, and one that its caller gave up serves the next caller.
+//!
+//! The resolvers of C libraries are not used, because each has limits of its own: docs/decisions.md#d71.
+
+mod followed_file;
+mod hosts_file;
+mod known_names;
+mod lookup_thread;
+mod name_lookup;
+mod name_troubles;
+mod resolv_conf;
+mod server_question;
 
 use std::cmp::Reverse;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
-use hickory_resolver::TokioResolver;
-use hickory_resolver::config::{
-    ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
-};
-use hickory_resolver::net::runtime::TokioRuntimeProvider;
-use hickory_resolver::proto::rr::{Name, RData};
+use hickory_resolver::proto::rr::Name;
+use tokio::sync::{mpsc, oneshot};
 
+use self::known_names::KnownAnswer;
+use self::lookup_thread::{LookupRequest, LookupThread};
+use self::name_lookup::NameQuestion;
+pub use self::name_troubles::NameTrouble;
+use self::name_troubles::NameTroubles;
+use self::resolv_conf::NameServers;
 use crate::config::{Endpoint, Scheme};
 
-/// Time limit of a lookup.
-const LIMIT: Duration = Duration::from_secs(5);
-/// Time limit of one name server within a lookup.
-const SERVER: Duration = Duration::from_secs(2);
 /// Maximum number of addresses of one name, and of endpoints of one domain. Real clusters have at most some
 /// nine members.
 const MOST: usize = 32;
+/// Questions that wait for the thread, which takes them at once.
+const QUESTIONS: usize = 64;
+/// Limit of a lookup, whatever the settings of the name servers are.
+const LONGEST_LIMIT: Duration = Duration::from_secs(60);
 
-/// The resolver of names. Cheap to clone.
+/// The resolver of names. Cheap to clone: all clones share their lookups and the last known answers.
 #[derive(Clone)]
-pub enum NameResolver {
-    /// No resolution here: the dialler interprets names, as in single-process tests.
-    Dialler,
-    /// The resolver of the operating system: the hosts file first, then the configured sources.
-    System,
-    /// Only these name servers.
-    Servers(Box<TokioResolver>),
+pub struct NameResolver(Option<Arc<SharedResolver>>);
+
+struct SharedResolver {
+    settings: ResolverSettings,
+    troubles: Arc<NameTroubles>,
+    /// The way to the thread, which the first question starts.
+    requests: Mutex<Option<mpsc::Sender<LookupRequest>>>,
+}
+
+/// The settings of a resolver.
+#[derive(Clone, Debug)]
+pub struct ResolverSettings {
+    /// The sources of names.
+    pub source: NameSource,
+    /// The file of the last known answers; `None` keeps them in memory.
+    pub kept: Option<PathBuf>,
+    /// The times of a lookup.
+    pub times: LookupTimes,
+}
+
+/// The sources of names.
+#[derive(Clone, Debug)]
+pub enum NameSource {
+    /// The machine's hosts file, then the name servers of its resolv.conf; both files are followed.
+    Machine {
+        /// Usually `/etc/resolv.conf`.
+        resolv_conf: PathBuf,
+        /// Usually `/etc/hosts`.
+        hosts: PathBuf,
+        /// The port of the name servers.
+        port: u16,
+    },
+    /// These name servers alone, preferred ones first. Never empty.
+    Servers(Vec<SocketAddr>),
+}
+
+/// The times of a lookup that no file of the machine sets.
+#[derive(Clone, Copy, Debug)]
+pub struct LookupTimes {
+    /// Time without an answer after which the next name server is asked, too.
+    pub next_server: Duration,
+    /// Time of a preferred server to know better than one that knows of no records.
+    pub preferred_server: Duration,
+    /// Time for which the answer for one family of addresses waits for the other.
+    pub other_family: Duration,
+    /// Time without an answer after which the last known answer serves. RFC 8767, 5, has the same time.
+    pub old_after: Duration,
+    /// A question ends after `timeout` times `attempts` of resolv.conf, and no sooner than after this time.
+    pub shortest_limit: Duration,
+}
+
+impl Default for LookupTimes {
+    fn default() -> Self {
+        Self {
+            next_server: Duration::from_millis(500),
+            preferred_server: Duration::from_secs(2),
+            other_family: Duration::from_millis(200),
+            old_after: Duration::from_millis(1800),
+            shortest_limit: Duration::from_secs(10),
+        }
+    }
+}
+
+impl LookupTimes {
+    /// The limit of a question.
+    fn limit(&self, settings: &NameServers) -> Duration {
+        (settings.timeout * settings.attempts).max(self.shortest_limit).min(LONGEST_LIMIT)
+    }
 }
 
 /// The result of a lookup.
@@ -45,119 +122,140 @@ pub struct NameAnswer<T> {
     pub all: Vec<T>,
     /// The TTL of the answer, if known.
     pub good_for: Option<Duration>,
+    /// True if the answer is the last known one, because no name server answers now.
+    pub is_old: bool,
 }
 
-/// Why a lookup has no result.
+/// Why a lookup has no result: the text names the name server.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum NameError {
-    /// No name server answered, or the name is unknown.
-    #[error("{0}")]
-    Failed(Arc<str>),
-    /// The name is known, but has no address.
-    #[error("the name leads nowhere")]
-    Nowhere,
-    /// The lookup timed out.
-    #[error("no answer within {LIMIT:?}")]
-    TimedOut,
+#[error("{0}")]
+pub struct NameError(Arc<str>);
+
+impl NameError {
+    /// An error with this text.
+    #[must_use]
+    pub fn because(why: impl AsRef<str>) -> Self {
+        Self(why.as_ref().into())
+    }
 }
 
 impl NameResolver {
-    /// The resolver for these name servers; the system's resolver if `servers` is empty.
-    ///
-    /// # Errors
-    /// The servers cannot be used.
-    pub fn by(servers: &[SocketAddr]) -> io::Result<Self> {
-        if servers.is_empty() {
-            return Ok(Self::System);
-        }
-        let reached = |server: &SocketAddr| {
-            let way = |mut way: ConnectionConfig| {
-                way.port = server.port();
-                way
-            };
-            let ways = vec![way(ConnectionConfig::udp()), way(ConnectionConfig::tcp())];
-            NameServerConfig::new(server.ip(), true, ways)
-        };
-        let config = ResolverConfig::from_name_servers(servers.iter().map(reached).collect());
-        let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
-        set(builder.options_mut());
-        let built = builder.build().map_err(io::Error::other)?;
-        Ok(Self::Servers(Box::new(built)))
+    /// No resolution: the dialler interprets names, as in single-process tests.
+    #[must_use]
+    pub fn of_dialler() -> Self {
+        Self(None)
     }
 
-    /// True if the machine's hosts file is consulted.
+    /// The resolver of the machine. `kept` is the file of the last known answers.
     #[must_use]
-    pub fn reads_hosts_file(&self) -> bool {
-        matches!(self, Self::System)
+    pub fn of_machine(kept: Option<PathBuf>) -> Self {
+        let (resolv_conf, hosts) = ("/etc/resolv.conf".into(), "/etc/hosts".into());
+        let source = NameSource::Machine { resolv_conf, hosts, port: resolv_conf::PORT };
+        Self::new(ResolverSettings { source, kept, times: LookupTimes::default() })
+    }
+
+    /// The resolver that asks these name servers; the machine's resolver if `servers` is empty.
+    #[must_use]
+    pub fn by(servers: &[SocketAddr], kept: Option<PathBuf>) -> Self {
+        if servers.is_empty() {
+            return Self::of_machine(kept);
+        }
+        let source = NameSource::Servers(servers.to_vec());
+        Self::new(ResolverSettings { source, kept, times: LookupTimes::default() })
+    }
+
+    /// A resolver with its first question to come.
+    #[must_use]
+    pub fn new(settings: ResolverSettings) -> Self {
+        let (troubles, requests) = Default::default();
+        Self(Some(Arc::new(SharedResolver { settings, troubles, requests })))
+    }
+
+    /// The hosts file that is consulted.
+    #[must_use]
+    pub fn hosts_file(&self) -> Option<&Path> {
+        match &self.0.as_ref()?.settings.source {
+            NameSource::Machine { hosts, .. } => Some(hosts),
+            NameSource::Servers(_) => None,
+        }
     }
 
     /// True if resolving this host needs a lookup.
     #[must_use]
     pub fn asks_for(&self, host: &str) -> bool {
-        !matches!(self, Self::Dialler) && host.parse::<IpAddr>().is_err()
+        self.0.is_some() && host.parse::<IpAddr>().is_err()
     }
 
-    /// Looks up the addresses of a host. Cancel-safe.
+    /// The names and name servers that fail now.
+    #[must_use]
+    pub fn troubles(&self) -> Vec<NameTrouble> {
+        self.0.as_ref().map(|shared| shared.troubles.report()).unwrap_or_default()
+    }
+
+    /// Looks up the addresses of a host. Cancel-safe: the lookup goes on, and its answer serves the next
+    /// caller.
     ///
     /// # Errors
-    /// See [`NameError`].
+    /// The text of [`NameError`].
     pub async fn addresses(&self, host: &str) -> Result<NameAnswer<IpAddr>, NameError> {
-        let asked = async {
-            match self {
-                Self::Dialler | Self::System => {
-                    let found = tokio::net::lookup_host((host, 0)).await.map_err(failed)?;
-                    Ok(NameAnswer { all: found.map(|address| address.ip()).collect(), good_for: None })
-                }
-                Self::Servers(servers) => {
-                    let looked = servers.lookup_ip(whole_name(host)?).await.map_err(failed)?;
-                    let good_for = least(looked.as_lookup().answers().iter().map(|record| record.ttl));
-                    Ok(NameAnswer { all: looked.iter().collect(), good_for })
-                }
-            }
-        };
-        limited(asked).await
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return Ok(NameAnswer { all: vec![address], good_for: None, is_old: false });
+        }
+        let KnownAnswer { addresses, ttl, is_old, .. } =
+            self.ask(NameQuestion::Addresses(host.to_owned())).await?;
+        bounded(addresses, ttl, is_old)
     }
 
-    /// Looks up the endpoints named by SRV records, preferred endpoints first. Cancel-safe.
+    /// Looks up the endpoints named by SRV records, preferred endpoints first. Cancel-safe, as
+    /// [`Self::addresses`].
     ///
     /// # Errors
-    /// See [`NameError`].
+    /// The text of [`NameError`].
     pub async fn services(&self, record: &str, scheme: Scheme) -> Result<NameAnswer<Endpoint>, NameError> {
-        let asked = async {
-            let looked = match self {
-                Self::Servers(servers) => servers.srv_lookup(record).await,
-                Self::Dialler | Self::System => {
-                    // Built for each lookup, because the system's resolver settings may have changed.
-                    let mut builder = TokioResolver::builder_tokio().map_err(failed)?;
-                    set(builder.options_mut());
-                    builder.build().map_err(failed)?.srv_lookup(record).await
-                }
-            };
-            let looked = looked.map_err(failed)?;
-            let mut named: Vec<_> = looked
-                .answers()
-                .iter()
-                .filter_map(|record| match &record.data {
-                    RData::SRV(srv) => {
-                        let target = srv.target.to_ascii();
-                        Some((srv.priority, Reverse(srv.weight), target, srv.port))
-                    }
-                    _ => None,
-                })
-                .collect();
-            named.sort_unstable();
-            let endpoints =
-                named.into_iter().filter_map(|(_, _, target, port)| endpoint(scheme, &target, port));
-            let good_for = least(looked.answers().iter().map(|record| record.ttl));
-            Ok(NameAnswer { all: endpoints.collect(), good_for })
-        };
-        limited(asked).await
+        let KnownAnswer { mut services, ttl, is_old, .. } =
+            self.ask(NameQuestion::Services(record.to_owned())).await?;
+        services.sort_unstable_by_key(|target| {
+            (target.priority, Reverse(target.weight), target.host.clone(), target.port)
+        });
+        let endpoints = services.iter().filter_map(|target| endpoint(scheme, &target.host, target.port));
+        bounded(endpoints.collect(), ttl, is_old)
+    }
+
+    async fn ask(&self, question: NameQuestion) -> Result<KnownAnswer, NameError> {
+        let shared = self.0.as_ref().ok_or_else(|| NameError::because("names are not resolved here"))?;
+        let gone = || NameError::because("the thread of lookups is gone");
+        let requests = shared.requests().map_err(|error| NameError::because(error.to_string()))?;
+        let (reply, answer) = oneshot::channel();
+        requests.send(LookupRequest { question, reply }).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
     }
 }
 
-/// The name of a host as a name server knows it, without a search list. Unlike names that people register, a
-/// label may have an underscore, as those of Docker Compose have.
+impl SharedResolver {
+    /// The way to the thread, which is started by the first question. The thread ends with the last clone.
+    fn requests(&self) -> io::Result<mpsc::Sender<LookupRequest>> {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(requests) = requests.as_ref().filter(|requests| !requests.is_closed()) {
+            return Ok(requests.clone());
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (sender, receiver) = mpsc::channel(QUESTIONS);
+        let (settings, troubles) = (self.settings.clone(), Arc::clone(&self.troubles));
+        let serve = move || {
+            runtime.block_on(LookupThread::new(settings, troubles).run(receiver));
+            // Does not wait for a hanging disk.
+            runtime.shutdown_background();
+        };
+        thread::Builder::new().name("names".into()).spawn(serve)?;
+        *requests = Some(sender.clone());
+        Ok(sender)
+    }
+}
+
+/// A whole name as a name server knows it. Unlike names that people register, a label may have an underscore,
+/// as those of Docker Compose have.
 fn whole_name(host: &str) -> Result<Name, NameError> {
+    let failed = |error: hickory_resolver::proto::ProtoError| NameError::because(error.to_string());
     let mut name = if host.is_ascii() {
         let labels = host.strip_suffix('.').unwrap_or(host).split('.');
         Name::from_labels(labels.map(str::as_bytes)).map_err(failed)?
@@ -177,35 +275,21 @@ fn endpoint(scheme: Scheme, target: &str, port: u16) -> Option<Endpoint> {
     format!("{prefix}://{}:{port}", target.trim_end_matches('.')).parse().ok()
 }
 
-fn least(seconds: impl Iterator<Item = u32>) -> Option<Duration> {
-    seconds.min().map(|seconds| Duration::from_secs(seconds.into()))
-}
-
-/// Disables the resolver's cache: the caller keeps the answers and schedules the lookups.
-fn set(options: &mut ResolverOpts) {
-    options.cache_size = 0;
-    options.timeout = SERVER;
-    options.attempts = 2;
-    options.use_hosts_file = ResolveHosts::Never;
-    options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
-    options.try_tcp_on_error = true;
-}
-
-fn failed(error: impl std::fmt::Display) -> NameError {
-    NameError::Failed(error.to_string().into())
-}
-
-async fn limited<T: PartialEq>(
-    asked: impl Future<Output = Result<NameAnswer<T>, NameError>>,
+fn bounded<T: PartialEq>(
+    found: Vec<T>,
+    good_for: Option<Duration>,
+    is_old: bool,
 ) -> Result<NameAnswer<T>, NameError> {
-    let found = tokio::time::timeout(LIMIT, asked).await.unwrap_or(Err(NameError::TimedOut))?;
-    let mut all: Vec<T> = Vec::with_capacity(found.all.len());
-    for one in found.all {
+    let mut all: Vec<T> = Vec::with_capacity(found.len().min(MOST));
+    for one in found {
         if all.len() < MOST && !all.contains(&one) {
             all.push(one);
         }
     }
-    if all.is_empty() { Err(NameError::Nowhere) } else { Ok(NameAnswer { all, ..found }) }
+    if all.is_empty() {
+        return Err(NameError::because("the name leads nowhere"));
+    }
+    Ok(NameAnswer { all, good_for, is_old })
 }
 
 #[cfg(test)]
@@ -214,10 +298,11 @@ mod tests {
 
     #[test]
     fn an_address_needs_no_question_and_a_root_is_no_endpoint() {
+        let machine = NameResolver::of_machine(None);
         for host in ["127.0.0.1", "::1"] {
-            assert!(!NameResolver::System.asks_for(host), "{host}");
+            assert!(!machine.asks_for(host), "{host}");
         }
-        assert!(NameResolver::System.asks_for("localhost") && !NameResolver::Dialler.asks_for("localhost"));
+        assert!(machine.asks_for("localhost") && !NameResolver::of_dialler().asks_for("localhost"));
         let url = |scheme, target, port| endpoint(scheme, target, port).map(|endpoint| endpoint.to_string());
         assert_eq!(
             url(Scheme::Https, "M1.example.com.", 2379).as_deref(),
@@ -243,11 +328,11 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn what_is_found_is_bounded_and_nothing_stands_twice() {
-        let found = |all: Vec<usize>| limited(std::future::ready(Ok(NameAnswer { all, good_for: None })));
-        assert_eq!(found(vec![1, 2, 1]).await.unwrap().all, [1, 2]);
-        assert_eq!(found((0..99).collect()).await.unwrap().all.len(), MOST);
-        assert!(matches!(found(Vec::new()).await, Err(NameError::Nowhere)));
+    #[test]
+    fn what_is_found_is_bounded_and_nothing_stands_twice() {
+        let found = |all: Vec<usize>| bounded(all, None, false);
+        assert_eq!(found(vec![1, 2, 1]).unwrap().all, [1, 2]);
+        assert_eq!(found((0..99).collect()).unwrap().all.len(), MOST);
+        assert!(found(Vec::new()).is_err());
     }
 }

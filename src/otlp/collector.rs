@@ -26,6 +26,7 @@ use crate::config::Endpoint;
 use crate::config::collector_settings::CollectorSettings;
 use crate::dial::connect::Connector;
 use crate::dial::member_tls;
+use crate::dial::names::NameResolver;
 
 /// Time limit for resolving, connecting and the handshake.
 const CONNECTING: Duration = Duration::from_secs(5);
@@ -62,13 +63,14 @@ struct CollectorConnection {
 }
 
 impl CollectorClient {
-    /// A client that posts to `path`.
+    /// A client that posts to `path`. `names` resolves the collector's name.
     ///
     /// # Errors
     /// The TLS settings cannot be used, or the operating system gives no resources.
-    pub fn new(settings: &CollectorSettings, path: PathAndQuery) -> io::Result<Self> {
+    pub fn new(settings: &CollectorSettings, path: PathAndQuery, names: NameResolver) -> io::Result<Self> {
         let tls = settings.tls.as_ref().map(member_tls::client_config).transpose();
-        let connector = Connector::tcp(tls.map_err(io::Error::other)?, CONNECTING).http1();
+        let tls = tls.map_err(io::Error::other)?;
+        let connector = Connector::resolving(names, tls, CONNECTING).http1();
         let mut headers = HeaderMap::new();
         for (name, value) in &settings.headers {
             let mut value = HeaderValue::from_str(value.expose()).map_err(io::Error::other)?;
@@ -179,7 +181,8 @@ mod tests {
         });
         let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port };
         let settings = CollectorSettings { endpoint, tls: None, headers: Vec::new() };
-        (CollectorClient::new(&settings, PathAndQuery::from_static("/v1/traces")).unwrap(), serving)
+        let (path, names) = (PathAndQuery::from_static("/v1/traces"), NameResolver::of_machine(None));
+        (CollectorClient::new(&settings, path, names).unwrap(), serving)
     }
 
     /// Gives the client a kept connection, on which a request was answered. Returns the collector's end.

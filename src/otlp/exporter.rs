@@ -13,6 +13,7 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 
 use crate::config::collector_settings::CollectorSettings;
+use crate::dial::names::NameResolver;
 use crate::otlp::collector::CollectorClient;
 use crate::otlp::verdict::{OtlpVerdict, verdict};
 use crate::telemetry::export_metrics::ExportMetrics;
@@ -66,12 +67,12 @@ enum SentRequest {
 pub fn start<T: Send + 'static>(
     signal: ExportedSignal<T>,
     queue: Arc<ExportQueue<T>>,
-    settings: &CollectorSettings,
+    (settings, names): (&CollectorSettings, NameResolver),
     replica: &str,
     metrics: ExportMetrics,
 ) -> io::Result<ExportGuard<T>> {
     queue.count_losses_in(metrics.lost(signal.name, "queue_full"));
-    let client = CollectorClient::new(settings, signal.path.clone())?;
+    let client = CollectorClient::new(settings, signal.path.clone(), names)?;
     let guard = ExportGuard(Arc::clone(&queue));
     let name = format!("otlp {}", signal.name);
     let (replica, fails, refuses, not_before) = (replica.to_owned(), false, false, None);
@@ -213,7 +214,14 @@ mod tests {
         let queue = Arc::new(ExportQueue::new(64));
         let encode = |_: &str, items: &[u8]| items.to_vec();
         let signal = ExportedSignal { name: "spans", path: PathAndQuery::from_static("/v1/traces"), encode };
-        let guard = start(signal, Arc::clone(&queue), settings, "a", metrics.clone()).unwrap();
+        let guard = start(
+            signal,
+            Arc::clone(&queue),
+            (settings, NameResolver::of_machine(None)),
+            "a",
+            metrics.clone(),
+        )
+        .unwrap();
         (queue, guard, metrics)
     }
 

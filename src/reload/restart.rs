@@ -44,7 +44,7 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         log: LogSettings { level: read.log.level, ..current.log },
         access_log: read.access_log,
         drain: read.drain,
-        runtime: current.runtime,
+        runtime: current.runtime.clone(),
         memory_limit: read.memory_limit,
         files: read.files,
         digest: read.digest,

@@ -47,7 +47,7 @@ fn endpoint(scheme: Scheme, host: &str, port: u16) -> Endpoint {
 impl Found {
     fn start(config: &Config) -> Self {
         let tls = config.tls.as_ref().map(|tls| member_tls::client_config(tls).unwrap());
-        let names = NameResolver::by(&config.discovery.dns).unwrap();
+        let names = NameResolver::by(&config.discovery.dns, None);
         let (members, tasks) = (
             Members::new(config, Connector::resolving(names, tls, config.connect_timeout)),
             Tasks::default(),

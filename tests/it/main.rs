@@ -92,7 +92,12 @@ mod metrics_page;
 #[cfg(test)]
 mod moves;
 #[cfg(test)]
+mod name_server;
+#[cfg(test)]
+mod name_servers;
+#[cfg(test)]
 mod namespace_leases;
+#[cfg(test)]
 mod namespaces;
 #[cfg(test)]
 mod observers;

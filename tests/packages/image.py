@@ -64,10 +64,10 @@ class Podman:
 
 
 def mounts_of(container, objects, folder):
-    """The volumes of the pod: the ConfigMap and the Secret from folders, the emptyDir as a tmpfs of the user's group."""
+    """The volumes of the pod: the ConfigMap and the Secret from folders, each emptyDir as a tmpfs of the user's group."""
     flags = []
     for mount in container["volumeMounts"]:
-        if mount["name"] == "run":
+        if mount["name"] in ("run", "state"):
             flags += ["--mount", f"type=tmpfs,destination={mount['mountPath']},tmpfs-mode=0777"]
             continue
         expect(mount["readOnly"], f"{mount} can be written to")

@@ -124,6 +124,29 @@ fn no_limit_is_another_one_under_test() {
     );
 }
 
+/// The standard library's and tokio's connects also take names, and look them up by the C library: musl's and
+/// glibc's have limits of their own, and fail at name servers at which the other one does not (docs/decisions.md#d71).
+#[test]
+fn names_are_looked_up_in_one_place() {
+    let ways = [
+        "lookup_host",
+        "to_socket_addrs",
+        "ToSocketAddrs",
+        "TcpStream::connect",
+        "builder_tokio",
+        "getaddrinfo",
+    ];
+    let (mut faults, mut asked) = (Vec::new(), 0);
+    for source in product_files() {
+        asked += usize::from(source.product().contains("NameResolver"));
+        for (line, words) in found_words(source.product(), &ways.map(str::to_owned)) {
+            faults.push(format!("{}:{line}: {words}", source.name));
+        }
+    }
+    assert!(asked > 5, "{asked} files that look names up");
+    report("names go through `dial::names`, addresses through `io::tcp_connect`", &faults);
+}
+
 #[test]
 fn forbidden_words_are_found() {
     let words = [["/wo", "rk/"].concat()];

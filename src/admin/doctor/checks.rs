@@ -12,6 +12,7 @@ mod certificates;
 mod endpoints;
 mod exposure;
 mod limits;
+mod name_servers;
 mod reloads;
 mod rule_reach;
 mod store_differences;
@@ -31,6 +32,7 @@ use crate::audit::retention::RetentionReport;
 use crate::config::reload_request::ReloadState;
 use crate::config::{Config, KeySource, RevocationPersistence, Scheme};
 use crate::credentials::RootHolders;
+use crate::dial::names::NameTrouble;
 use crate::downstream::connection_table::ConnectionOccupancy;
 use crate::identity::{MemberId, UserName};
 use crate::members::discovery::keyward_page::KeywardEndpoint;
@@ -62,9 +64,6 @@ const CLOCK: Duration = Duration::from_secs(150);
 /// Clock difference reported as a warning: it shifts lease expiry and log times, and breaks no tokens.
 const CLOCK_NOTED: Duration = Duration::from_secs(5);
 
-/// Period for reporting a refused connection at a connection limit.
-const LIMIT_REACHED_LATELY: Duration = Duration::from_secs(600);
-
 /// Inputs of the checks.
 pub(super) struct DoctorInputs<'a> {
     pub(super) now: SystemTime,
@@ -86,6 +85,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) unreachable: &'a [UnreachableRule],
     pub(super) root_holders: &'a RootHolders,
     pub(super) connections: &'a ConnectionOccupancy,
+    /// The names and name servers that fail now.
+    pub(super) name_troubles: &'a [NameTrouble],
     /// The limits that refuse calls all the time.
     pub(super) constant_limits: &'a [Exceeded],
     /// The certificate last shown by each member, by `host:port`.
@@ -106,6 +107,7 @@ impl DoctorInputs<'_> {
         certificates::check(self.config, self.now, &mut findings);
         weak_certificates::check(self.config, self.shown, &mut findings);
         self.connections(&mut findings);
+        name_servers::check(self.config, self.name_troubles, &mut findings);
         stored_policy::check(self.config, self.stored_policy, &mut findings);
         rule_reach::check(self.unreachable, &mut findings);
         self.limits(&mut findings);
@@ -144,39 +146,6 @@ impl DoctorInputs<'_> {
         self.open_holes(findings);
         self.weaknesses(findings);
         self.identities(findings);
-    }
-
-    /// Checks the occupancy of the client connection limits.
-    fn connections(&self, findings: &mut DoctorFindings) {
-        let ConnectionOccupancy { open, most, full, address_full } = self.connections;
-        let limits = &self.config.limits;
-        let lately = |ago: &Duration| *ago < LIMIT_REACHED_LATELY;
-        let reached =
-            full.filter(lately).map(|ago| format!(", and {} s ago there was no room", ago.as_secs()));
-        if reached.is_some() || open.saturating_mul(10) >= limits.connections.saturating_mul(9) {
-            let most = most.map(|(address, count)| format!("; the most, {count}, are of {address}"));
-            let what = format!(
-                "{open} of {} connections are open{}{}: idle ones make room for newcomers, and where none is \
-                 idle newcomers are refused",
-                limits.connections,
-                most.unwrap_or_default(),
-                reached.unwrap_or_default(),
-            );
-            let fix = "see who they are; raise limits.connections with the limit of open files, or lower \
-                limits.connections_per_address";
-            findings.warning("connections_full", "limits.connections", what, fix);
-        }
-        if let Some((ago, address)) = address_full.filter(|(ago, _)| lately(ago)) {
-            let what = format!(
-                "{} s ago this address had all the {} connections that one may have",
-                ago.as_secs(),
-                limits.client_connections.per_address
-            );
-            let fix = "close connections there that nobody uses; where it stands for many clients, raise \
-                       limits.connections_per_address, or have the balancer say who they are \
-                       (listener.proxy_protocol_from)";
-            findings.warning("address_full", address.to_string(), what, fix);
-        }
     }
 
     fn cluster(&self, findings: &mut DoctorFindings) {

@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -26,7 +27,6 @@ use crate::dial::names::{NameAnswer, NameError, NameResolver};
 
 /// Interval between two checks of the hosts file, each a `stat`.
 const HOSTS: Duration = Duration::from_millis(250);
-const HOSTS_FILE: &str = "/etc/hosts";
 /// Interval between two lookups of a name without a known TTL.
 const NAME: Duration = Duration::from_secs(5);
 /// Bounds of a TTL.
@@ -310,22 +310,24 @@ impl Seeds {
                 self.questions.push(question.boxed());
             }
         }
-        let reads_file = self.names.reads_hosts_file() && !self.hosts.is_empty();
+        let read_file = self.names.hosts_file().filter(|_| !self.hosts.is_empty());
         match self.look_at_file {
-            Some(_) if !reads_file => self.look_at_file = None,
-            None if reads_file => self.look_at_file = Some(now),
+            Some(_) if read_file.is_none() => self.look_at_file = None,
+            None if read_file.is_some() => self.look_at_file = Some(now),
             _ => {}
         }
-        if self.look_at_file.is_some_and(|due| due <= now) {
+        if let Some(file) = read_file
+            && self.look_at_file.is_some_and(|due| due <= now)
+        {
             self.look_at_file = Some(now + HOSTS);
-            self.questions.push(look_at_hosts_file().boxed());
+            self.questions.push(look_at_hosts_file(file.to_owned()).boxed());
         }
     }
 
     /// Takes in an answer as if sent by a name server.
     #[cfg(test)]
     pub(super) fn told(&mut self, host: &str, all: Vec<IpAddr>) {
-        let found = Ok(NameAnswer { all, good_for: None });
+        let found = Ok(NameAnswer { all, good_for: None, is_old: false });
         if let Some(name) = self.hosts.get_mut(host) {
             name.take_in(found, Some(Instant::now()), host);
         }
@@ -416,6 +418,10 @@ impl NameLookup {
         let (Ok(Some(before)), Ok(now)) = (&mut self.found, &found) else {
             return take_in(&mut self.found, found, name);
         };
+        // The answer of earlier questions says nothing about the time since.
+        if now.is_old {
+            return false;
+        }
         let complete = self.complete_from.take_if(|from| asked.is_some_and(|asked| asked >= *from)).is_some();
         let gone = before.iter().filter(|address| !now.all.contains(address)).map(|address| (*address, 0));
         let mut left_out: Vec<(IpAddr, u32)> = self
@@ -455,6 +461,7 @@ fn take_in<T: PartialEq + Display>(
     name: &str,
 ) -> bool {
     match found {
+        Ok(found) if found.is_old && matches!(known, Ok(Some(_))) => false,
         Ok(found) => {
             let same = matches!(known, Ok(Some(before)) if *before == found.all);
             if !same {
@@ -479,14 +486,18 @@ fn take_in<T: PartialEq + Display>(
     }
 }
 
-async fn look_at_hosts_file() -> LookupAnswer {
-    let print = tokio::fs::metadata(HOSTS_FILE).await.ok().map(|found| (found.modified().ok(), found.len()));
+async fn look_at_hosts_file(file: PathBuf) -> LookupAnswer {
+    let print = tokio::fs::metadata(file).await.ok().map(|found| (found.modified().ok(), found.len()));
     LookupAnswer::HostsFile(print)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn unanswered() -> NameError {
+        NameError::because("no name server answers")
+    }
 
     fn turn_at(now: Instant) -> LookupSchedule {
         let mut turn = LookupSchedule::now(now);
@@ -530,7 +541,7 @@ mod tests {
         let mut name = NameLookup::new(Instant::now());
         let told = |name: &mut NameLookup, all: &[u8]| {
             let all = all.iter().copied().map(address).collect();
-            name.take_in(Ok(NameAnswer { all, good_for: None }), Some(Instant::now()), "m")
+            name.take_in(Ok(NameAnswer { all, good_for: None, is_old: false }), Some(Instant::now()), "m")
         };
         let left_out =
             |name: &NameLookup| name.left_out.iter().map(|(address, _)| *address).collect::<Vec<_>>();
@@ -548,7 +559,7 @@ mod tests {
             assert!(told(&mut name, &some));
         }
         assert_eq!(left_out(&name), [address(2), address(3)]);
-        name.take_in(Err(NameError::TimedOut), Some(Instant::now()), "m");
+        name.take_in(Err(unanswered()), Some(Instant::now()), "m");
         assert_eq!(
             (left_out(&name).len(), &name.found),
             (2, &Ok(Some(vec![address(1)]))),
@@ -558,7 +569,7 @@ mod tests {
         let before = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;
         name.complete_from = Some(Instant::now());
-        let late = NameAnswer { all: vec![address(1)], good_for: None };
+        let late = NameAnswer { all: vec![address(1)], good_for: None, is_old: false };
         name.take_in(Ok(late), Some(before), "m");
         assert_eq!(left_out(&name).len(), 2);
         assert!(told(&mut name, &[4]));
@@ -569,14 +580,19 @@ mod tests {
 
     #[test]
     fn a_failure_leaves_the_last_answer_in_place() {
-        let found = |all: &[u8]| Ok(NameAnswer { all: all.to_vec(), good_for: None });
+        let found = |all: &[u8]| Ok(NameAnswer { all: all.to_vec(), good_for: None, is_old: false });
         let mut known = Ok(None);
-        assert!(take_in(&mut known, Err(NameError::Nowhere), "m"), "that it leads nowhere is news");
+        assert!(take_in(&mut known, Err(unanswered()), "m"), "that it leads nowhere is news");
         assert!(known.is_err());
         assert!(take_in(&mut known, found(&[1, 2]), "m"));
         assert!(!take_in(&mut known, found(&[1, 2]), "m"), "the same is none");
-        assert!(!take_in(&mut known, Err(NameError::TimedOut), "m"));
+        assert!(!take_in(&mut known, Err(unanswered()), "m"));
         assert_eq!(known, Ok(Some(vec![1, 2])));
         assert!(take_in(&mut known, found(&[3]), "m"));
+        // At a start while name servers fail, an old answer is all there is; later it says less than the last.
+        let old = |all: &[u8]| Ok(NameAnswer { is_old: true, all: all.to_vec(), good_for: None });
+        assert!(!take_in(&mut known, old(&[1]), "m"));
+        assert!(take_in(&mut Ok(None), old(&[1]), "m"));
+        assert!(take_in(&mut Err("no name server answers".into()), old(&[1]), "m"));
     }
 }

@@ -34,7 +34,7 @@ fn task(pin: ClusterPin) -> (MembersTask, MembersHandle) {
         probe: None,
         discovery: Discovery::default(),
     };
-    let names = NameResolver::by(&[SocketAddr::from(([127, 0, 0, 1], 1))]).unwrap();
+    let names = NameResolver::by(&[SocketAddr::from(([127, 0, 0, 1], 1))], None);
     let members = Members::new(&config, Connector::resolving(names, None, second));
     let (handle, changed, _) = MembersHandle::publishing(Membership::unknown(Instant::now()));
     let mut task = MembersTask::new(members, MembershipPublisher::of(&handle, changed));

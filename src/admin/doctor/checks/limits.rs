@@ -1,12 +1,51 @@
-//! Checks of limits on usage, of shedding, and of the memory budgets.
+//! Checks of limits on usage and connections, of shedding, and of the memory budgets.
 //!
 //! Owns: the words for limits. Must not know: how usage and memory are counted. Invariant: a limit that
 //! refuses now and then does its work, and is no finding.
 
+use std::time::Duration;
+
 use super::{DoctorFindings, DoctorInputs};
+use crate::downstream::connection_table::ConnectionOccupancy;
 use crate::usage::exceeded::{LimitKind, LimitScope};
 
+/// Period for reporting a refused connection at a connection limit.
+const LIMIT_REACHED_LATELY: Duration = Duration::from_secs(600);
+
 impl DoctorInputs<'_> {
+    /// Checks the occupancy of the client connection limits.
+    pub(super) fn connections(&self, findings: &mut DoctorFindings) {
+        let ConnectionOccupancy { open, most, full, address_full } = self.connections;
+        let limits = &self.config.limits;
+        let lately = |ago: &Duration| *ago < LIMIT_REACHED_LATELY;
+        let reached =
+            full.filter(lately).map(|ago| format!(", and {} s ago there was no room", ago.as_secs()));
+        if reached.is_some() || open.saturating_mul(10) >= limits.connections.saturating_mul(9) {
+            let most = most.map(|(address, count)| format!("; the most, {count}, are of {address}"));
+            let what = format!(
+                "{open} of {} connections are open{}{}: idle ones make room for newcomers, and where none is \
+                 idle newcomers are refused",
+                limits.connections,
+                most.unwrap_or_default(),
+                reached.unwrap_or_default(),
+            );
+            let fix = "see who they are; raise limits.connections with the limit of open files, or lower \
+                limits.connections_per_address";
+            findings.warning("connections_full", "limits.connections", what, fix);
+        }
+        if let Some((ago, address)) = address_full.filter(|(ago, _)| lately(ago)) {
+            let what = format!(
+                "{} s ago this address had all the {} connections that one may have",
+                ago.as_secs(),
+                limits.client_connections.per_address
+            );
+            let fix = "close connections there that nobody uses; where it stands for many clients, raise \
+                       limits.connections_per_address, or have the balancer say who they are \
+                       (listener.proxy_protocol_from)";
+            findings.warning("address_full", address.to_string(), what, fix);
+        }
+    }
+
     /// Checks that the process's memory has room for its budgets, and as much again as a third of them for
     /// connections and the allocator.
     pub(super) fn memory_budgets(&self, findings: &mut DoctorFindings) {

@@ -10,6 +10,7 @@ use super::*;
 use crate::audit::sink_state::{SinkReport, SinkTrouble};
 use crate::config::Endpoint;
 use crate::config::reload_request::WeakerSetting;
+use crate::dial::names::NameTrouble;
 use crate::downstream::connection_table::ClientAddress;
 use crate::identity::ClusterId;
 use crate::members::discovery::store_hashes::{HashObstacle, StoreHash};
@@ -39,6 +40,7 @@ struct Scene {
     root_holders: RootHolders,
     connections: ConnectionOccupancy,
     constant_limits: Vec<Exceeded>,
+    name_troubles: Vec<NameTrouble>,
     memory_limit: Option<u64>,
     shown: Vec<(String, CertificateDer<'static>)>,
     audit_retention: Option<RetentionReport>,
@@ -106,6 +108,7 @@ impl Scene {
             root_holders: RootHolders::default(),
             connections: ConnectionOccupancy { open: 100, ..ConnectionOccupancy::default() },
             constant_limits: Vec::new(),
+            name_troubles: Vec::new(),
             memory_limit: None,
             shown: Vec::new(),
             audit_retention: None,
@@ -168,6 +171,7 @@ impl Scene {
             root_holders: &self.root_holders,
             connections: &self.connections,
             constant_limits: &self.constant_limits,
+            name_troubles: &self.name_troubles,
             shown: &self.shown,
             audit_retention: self.audit_retention,
             audit_sinks: &self.audit_sinks,
