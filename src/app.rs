@@ -12,6 +12,7 @@ mod cluster_reset;
 pub mod config_check;
 pub mod config_writer;
 mod connection_end_report;
+pub mod control_runtime;
 pub mod hash_password;
 mod listeners;
 mod member_connections;
@@ -32,12 +33,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::admin_interfaces::{admin_commands, open_admin};
 use self::cluster_reset::ClusterReset;
+use self::control_runtime::{ControlRuntime, EndSignals};
 use self::listeners::Listeners;
 use self::member_connections::{machine_names, member_connector};
 use self::protection::control_shedding;
@@ -147,12 +149,11 @@ pub fn serve(
     warnings: Vec<ConfigWarning>,
     sources: ConfigSources,
     takes_over: bool,
+    ControlRuntime { runtime, hangups }: ControlRuntime,
 ) -> Result<(), ServeError> {
     let activated = activated_sockets::receive(&config)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build_local(tokio::runtime::LocalOptions::default())?;
-    let outcome = runtime.block_on(run(Arc::new(config), warnings, sources, takes_over, activated));
+    let started = (takes_over, activated, hangups);
+    let outcome = runtime.block_on(run(Arc::new(config), warnings, sources, started));
     // Does not wait longer for a hanging file system.
     runtime.shutdown_timeout(LAST);
     outcome
@@ -162,10 +163,9 @@ async fn run(
     config: Arc<Config>,
     warnings: Vec<ConfigWarning>,
     sources: ConfigSources,
-    takes_over: bool,
-    activated: Vec<NamedSocket>,
+    (takes_over, activated, hangups): (bool, Vec<NamedSocket>, Signal),
 ) -> Result<(), ServeError> {
-    let mut signals = Signals::new()?;
+    let mut signals = EndSignals::new()?;
     let successor_requests = successor::requests()?;
     let tasks = Tasks::default();
     // Before the files named in the configuration are read.
@@ -203,9 +203,7 @@ async fn run(
     let reload = Reload::new(sources, &config, trials, changing, state, Arc::clone(metrics));
     let reload = reload.with_told_warnings(&warnings).with_files_at_start(files);
     let reload = reload.with_records(running.rules.records());
-    tasks.spawn("reload", reload.run(running.reload_requests)).detach();
-    // Lets the reload task begin to receive SIGHUP, which would end the process before.
-    tokio::task::yield_now().await;
+    tasks.spawn("reload", reload.run(running.reload_requests, hangups)).detach();
     report_started(&config);
     tasks.spawn("successor", successor::start_at_signals(successor_requests)).detach();
     service_manager::report_ready().await;
@@ -425,7 +423,7 @@ impl Running {
 
 /// Runs the orderly shutdown; `further` more signals end the process at once.
 async fn shut_down(
-    mut signals: Signals,
+    mut signals: EndSignals,
     further: usize,
     exit: &Exit,
     orderly: impl Future<Output = Result<(), ServeError>>,
@@ -450,26 +448,6 @@ async fn shut_down(
     }
     tracing::info!("ended");
     outcome
-}
-
-/// The signals to end the process.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn new() -> io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
-    }
-
-    /// Waits for the next signal. Cancel-safe.
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }
 
 /// Builds the check of the members' peer URLs.

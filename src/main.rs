@@ -40,6 +40,7 @@ use keyward::admin::socket::{AdminAnswer, AdminCommand as Ask};
 use keyward::admin::socket_client;
 use keyward::admin::status::ReplicaState;
 use keyward::admin::table::TableWidth;
+use keyward::app::control_runtime::ControlRuntime;
 use keyward::app::{self, audit_files};
 use keyward::audit::head_signature;
 use keyward::audit::record::Timestamp;
@@ -330,6 +331,9 @@ enum TableForm {
 }
 
 fn main() -> ExitCode {
+    // First of all: until then SIGHUP ends the process, and supervisors may send it at once.
+    let is_server = std::env::args_os().nth(1).is_some_and(|first| first == "serve");
+    let control = is_server.then(ControlRuntime::new);
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -339,7 +343,10 @@ fn main() -> ExitCode {
         }
     };
     match arguments.command {
-        Command::Serve(arguments) => serve(arguments.source.sources(), arguments.take_over),
+        Command::Serve(arguments) => {
+            let control = control.unwrap_or_else(ControlRuntime::new);
+            serve(arguments.source.sources(), arguments.take_over, control)
+        }
         Command::Check(arguments) => arguments.run(),
         Command::Init(arguments) => arguments.run(),
         Command::HashPassword => hash_password(),
@@ -535,9 +542,13 @@ fn fail(reason: &str, code: ExitCode) -> ExitCode {
     finish(writeln!(io::stderr(), "{reason}"), code)
 }
 
-fn serve(sources: ConfigSources, takes_over: bool) -> ExitCode {
+fn serve(sources: ConfigSources, takes_over: bool, control: io::Result<ControlRuntime>) -> ExitCode {
+    let control = match control {
+        Ok(control) => control,
+        Err(error) => return fail(&format!("cannot start: {error}"), ExitCode::FAILURE),
+    };
     match sources.load() {
-        Ok((config, warnings)) => serve_with(config, warnings, sources, takes_over),
+        Ok((config, warnings)) => serve_with(config, warnings, sources, (takes_over, control)),
         Err(faults) => refuse(&faults, &sources),
     }
 }
@@ -546,7 +557,7 @@ fn serve_with(
     config: Config,
     warnings: Vec<ConfigWarning>,
     sources: ConfigSources,
-    takes_over: bool,
+    (takes_over, control): (bool, ControlRuntime),
 ) -> ExitCode {
     // Dropped last: waits until all log records are written.
     let _flush = match telemetry::init(&config.log) {
@@ -557,7 +568,7 @@ fn serve_with(
     for warning in &warnings {
         tracing::warn!(%warning, "configuration");
     }
-    match app::serve(config, warnings, sources, takes_over) {
+    match app::serve(config, warnings, sources, takes_over, control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(%error, "ended by a failure");

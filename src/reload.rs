@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::LocalBoxFuture;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::certificate_expiry::{configured_certificates, worse_now};
@@ -182,12 +182,9 @@ impl Reload {
         Self { warnings: warnings.iter().map(ConfigWarning::to_string).collect(), ..self }
     }
 
-    /// Waits for triggers and reloads, for ever. Answers each of `requests` with the outcome.
-    pub async fn run(mut self, mut requests: ReloadRequestReceiver) {
-        let mut hangups = match signal(SignalKind::hangup()) {
-            Ok(hangups) => hangups,
-            Err(error) => return tracing::error!(%error, "SIGHUP cannot be received; reload is off"),
-        };
+    /// Waits for triggers and reloads, for ever. Answers each of `requests` with the outcome; each of
+    /// `hangups` is a SIGHUP.
+    pub async fn run(mut self, mut requests: ReloadRequestReceiver, mut hangups: Signal) {
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let at_start = match self.at_start.take() {

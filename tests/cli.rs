@@ -11,7 +11,7 @@ mod audited_reloads;
 mod first_minutes;
 
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -466,6 +466,20 @@ fn the_service_manager_hears_of_readiness_reloads_life_and_the_drain() {
     assert!(before.iter().all(|report| alive(report)), "{before:?}");
 }
 
+/// As supervisors other than a recent systemd have it.
+#[test]
+fn the_service_manager_may_listen_at_an_abstract_socket() {
+    use std::os::linux::net::SocketAddrExt as _;
+    let name = format!("keyward-notify-{}", std::process::id());
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).expect("a name");
+    let socket = std::os::unix::net::UnixDatagram::bind_addr(&address).expect("nobody else has the name");
+    socket.set_read_timeout(Some(LIMIT)).expect("a limit");
+    let _served = Served::start("", |command, _| {
+        command.env("NOTIFY_SOCKET", format!("@{name}"));
+    });
+    ServiceManager(socket).until(|report| report == "READY=1\n");
+}
+
 /// A watchdog's limit for another process, and no service manager at all.
 #[test]
 fn a_process_that_is_not_watched_reports_no_life() {
@@ -672,6 +686,48 @@ fn sockets_of_the_service_manager_outlive_the_process() {
     let told = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(1), "{told}");
     assert!(told.contains("no listener has the address of the received socket"), "{told}");
+}
+
+/// The configuration is a pipe, so that the start takes as long as the test wants.
+#[test]
+fn a_hangup_while_the_configuration_is_read_does_not_end_the_process() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("keyward.toml");
+    let made = run(Command::new("mkfifo").arg("-m").arg("600").arg(&pipe));
+    assert_eq!(made.0, 0, "{made:?}");
+    let mut command = keyward(&["serve", "--config", pipe.to_str().expect("UTF-8")]);
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("keyward starts");
+    let begun = std::time::Instant::now();
+    let is_caught = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).expect("a process");
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("listed");
+        u64::from_str_radix(caught.trim(), 16).expect("a mask") & 1 == 1
+    };
+    while !is_caught() && begun.elapsed() < LIMIT {
+        thread::yield_now();
+    }
+    assert!(is_caught(), "nothing is read yet, and a hangup would end the process");
+    let hangup = run(Command::new("kill").arg("-HUP").arg(child.id().to_string()));
+    assert_eq!(hangup.0, 0, "{hangup:?}");
+    let at_once = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("a flag");
+    // Without a reader the pipe cannot be opened this way: the process, which may have ended, has not opened it yet.
+    let opened = loop {
+        match fs::OpenOptions::new().write(true).custom_flags(at_once).open(&pipe) {
+            Err(_) if child.try_wait().expect("ours").is_none() && begun.elapsed() < LIMIT => {
+                thread::yield_now();
+            }
+            opened => break opened,
+        }
+    };
+    let later = write(folder.path(), "later.toml", &Served::text(""));
+    opened.expect("it is read").write_all(Served::text("").as_bytes()).expect("written");
+    // For the reload.
+    fs::rename(later, &pipe).expect("replaced");
+    let stderr = std::io::BufReader::new(child.stderr.take().expect("piped"));
+    let mut lines = std::io::BufRead::lines(stderr).map_while(Result::ok);
+    let started = lines.by_ref().any(|line| line.contains("started"));
+    drop(child.kill().and_then(|()| child.wait()));
+    assert!(started, "the process ended");
 }
 
 #[test]

@@ -6,7 +6,10 @@
 //!
 //! See <https://www.freedesktop.org/software/systemd/man/252/sd_notify.html>.
 
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 use sd_notify::NotifyState;
@@ -28,34 +31,53 @@ pub fn watchdog_limit() -> Option<Duration> {
 
 /// Reports that the process serves: after its start, and after a reload.
 pub async fn report_ready() {
-    report(|| sd_notify::notify(&[NotifyState::Ready])).await;
+    report(|| send(&[NotifyState::Ready])).await;
 }
 
 /// Reports that this process serves in the place of the main process that the service manager started.
 pub async fn report_main_process() {
-    report(|| sd_notify::notify(&[NotifyState::MainPid(std::process::id())])).await;
+    report(|| send(&[NotifyState::MainPid(std::process::id())])).await;
 }
 
 /// Reports the begin of a reload; [`report_ready`] ends the reload.
 pub async fn report_reloading() {
-    report(|| sd_notify::notify(&[NotifyState::Reloading, NotifyState::monotonic_usec_now()?])).await;
+    report(|| send(&[NotifyState::Reloading, NotifyState::monotonic_usec_now()?])).await;
 }
 
 /// Reports that the process drains and will exit.
 pub async fn report_stopping() {
-    report(|| sd_notify::notify(&[NotifyState::Stopping])).await;
+    report(|| send(&[NotifyState::Stopping])).await;
 }
 
 /// Reports that the process makes progress.
 pub async fn report_alive() {
-    report(|| sd_notify::notify(&[NotifyState::Watchdog])).await;
+    report(|| send(&[NotifyState::Watchdog])).await;
 }
 
 /// Reports a line about the state, for `systemctl status`.
 pub async fn report_status(line: &str) {
     // A line break would begin another variable.
     let line = line.replace(|c: char| c.is_control(), " ");
-    report(move || sd_notify::notify(&[NotifyState::Status(&line)])).await;
+    report(move || send(&[NotifyState::Status(&line)])).await;
+}
+
+/// Sends the states to `NOTIFY_SOCKET`: a path, or `@` and the name of an abstract socket. The crate
+/// sd-notify knows paths only.
+fn send(states: &[NotifyState<'_>]) -> io::Result<()> {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return Ok(()) };
+    let message: String = states.iter().map(|state| format!("{state}\n")).collect();
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&socket_address(name.as_bytes())?)?;
+    socket.send(message.as_bytes()).map(drop)
+}
+
+fn socket_address(name: &[u8]) -> io::Result<SocketAddr> {
+    #[cfg(target_os = "linux")]
+    if let Some(name) = name.strip_prefix(b"@") {
+        use std::os::linux::net::SocketAddrExt as _;
+        return SocketAddr::from_abstract_name(name);
+    }
+    SocketAddr::from_pathname(OsStr::from_bytes(name))
 }
 
 async fn report(send: impl FnOnce() -> io::Result<()> + Send + 'static) {
