@@ -63,6 +63,7 @@ use crate::downstream::connection_table::ConnectionTable;
 use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls, ListenerTlsError};
 use crate::downstream::session::{NoSessionKey, Sealer};
 use crate::gateway::login::service::LoginService;
+use crate::io::descriptor_limit::{DescriptorRoom, raise_descriptor_limit};
 use crate::io::listening_sockets::NamedSocket;
 use crate::io::service_manager;
 use crate::members::discovery::{Members, ProbeLogin, SeedList};
@@ -175,6 +176,8 @@ async fn run(
     let connector = member_connector(&config)?;
     let running = build(&config, connector, MemberSource::Discovery, &tasks)?;
     let (parts, metrics) = (&running.parts, &running.parts.metrics);
+    let descriptors = raise_descriptor_limit();
+    descriptors.into_iter().for_each(|room| running.connections.bound_by(room));
     let left_out = report_left_out(metrics.log_records_left_out.clone());
     tasks.spawn("log records left out", left_out).detach();
     let (shards, intakes) = start_shards(parts)?;
@@ -204,7 +207,7 @@ async fn run(
     let reload = reload.with_told_warnings(&warnings).with_files_at_start(files);
     let reload = reload.with_records(running.rules.records());
     tasks.spawn("reload", reload.run(running.reload_requests, hangups)).detach();
-    report_started(&config);
+    report_started(&config, descriptors);
     tasks.spawn("successor", successor::start_at_signals(successor_requests)).detach();
     service_manager::report_ready().await;
     let (state, exit) = (Arc::clone(&running.admin.state), Arc::clone(&running.exit));
@@ -227,7 +230,7 @@ async fn run(
     refused.map_or(outcome, Err)
 }
 
-fn report_started(config: &Config) {
+fn report_started(config: &Config, descriptors: Option<DescriptorRoom>) {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         configuration = &*config.digest,
@@ -235,6 +238,15 @@ fn report_started(config: &Config) {
         listeners = config.listeners.len(),
         "started"
     );
+    let wanted = config.limits.connections;
+    if let Some(room) = descriptors.filter(|room| room.clients < wanted) {
+        tracing::warn!(
+            descriptors = room.limit,
+            fit = room.clients,
+            wanted,
+            "limits.connections does not fit into the limit on open files: further clients are closed"
+        );
+    }
 }
 
 /// The parts of Keyward on the control runtime, composed by [`build`]. Shards are made of `parts`.

@@ -1,6 +1,7 @@
 //! Byte streams below HTTP/2, without knowledge of their contents.
 
 pub mod coalesce;
+pub mod descriptor_limit;
 pub mod file_replacement;
 pub mod http2_body;
 pub mod http_get;

@@ -29,7 +29,7 @@ pub mod otlp_messages;
 pub mod policy_metrics;
 pub mod policy_store_metrics;
 pub mod printable;
-mod process_metrics;
+pub mod process_metrics;
 pub mod refusal_metrics;
 pub mod request_memory_metrics;
 pub mod rest_metrics;

@@ -637,10 +637,15 @@ fn replicas_stand_side_by_side() {
 
 /// A start of Keyward with `socket` as the only socket of a service manager.
 fn activation(socket: &std::net::TcpListener, config: &str) -> Command {
+    activation_after(":", socket, config)
+}
+
+/// The same after a command of the shell.
+fn activation_after(before: &str, socket: &std::net::TcpListener, config: &str) -> Command {
     let own = keyward(&["serve", "--config", config]);
     let mut shell = Command::new("sh");
-    shell.arg("-c").arg(r#"LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&0 </dev/null"#).arg("sh");
-    shell.arg(own.get_program()).args(own.get_args());
+    let start = format!("{before} && LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\" 3<&0 </dev/null");
+    shell.arg("-c").arg(start).arg("sh").arg(own.get_program()).args(own.get_args());
     without_settings_of_this_process(&mut shell);
     let copy = std::os::fd::OwnedFd::from(socket.try_clone().expect("a copy"));
     shell.stdin(copy);
@@ -686,6 +691,56 @@ fn sockets_of_the_service_manager_outlive_the_process() {
     let told = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(1), "{told}");
     assert!(told.contains("no listener has the address of the received socket"), "{told}");
+}
+
+/// The soft and the hard limit on open files of a process.
+fn open_files_limit(process: &str) -> (String, String) {
+    let limits = fs::read_to_string(format!("/proc/{process}/limits")).expect("a process");
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("listed");
+    let mut words = line.split_ascii_whitespace().skip(3).map(str::to_owned);
+    (words.next().expect("the soft limit"), words.next().expect("the hard limit"))
+}
+
+/// Service managers and containers begin with a soft limit of 1,024; etcd's Go raises it, too.
+#[test]
+fn the_soft_limit_on_open_files_is_raised_to_the_hard_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = socket.local_addr().expect("its address");
+    let text = Served::text("").replacen("127.0.0.1:0", &address.to_string(), 1);
+    let config = write(folder.path(), "keyward.toml", &text);
+    let served = Served::spawned(&mut activation_after("ulimit -Sn 64", &socket, &config), folder);
+    served.logged("started");
+    let (soft, hard) = open_files_limit(&served.child.id().to_string());
+    assert_eq!(soft, hard);
+    assert_eq!(hard, open_files_limit("self").1, "the hard limit is as before");
+}
+
+/// Clients that say nothing would hold two files each, and stay for an hour.
+#[test]
+fn clients_leave_open_files_for_the_admin_socket() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = socket.local_addr().expect("its address");
+    let text =
+        Served::text("limits.first_call_timeout = '1h'\n").replacen("127.0.0.1:0", &address.to_string(), 1);
+    let config = write(folder.path(), "keyward.toml", &text);
+    let served = Served::spawned(&mut activation_after("ulimit -n 200", &socket, &config), folder);
+    let line = served.logged("limits.connections does not fit");
+    assert!(line.contains("descriptors=200") && line.contains("wanted=10000"), "{line}");
+    let mut clients = Vec::new();
+    while clients.len() < 300 {
+        // A full queue of the kernel leaves further clients without an answer.
+        match std::net::TcpStream::connect_timeout(&address, Duration::from_secs(2)) {
+            Ok(client) => clients.push(client),
+            Err(_) => break,
+        }
+    }
+    assert!(clients.len() > 100, "{}", clients.len());
+    let (_, stdout, stderr) = served.ask(&["status"]);
+    assert!(stdout.contains("not ready"), "{stdout}{stderr}");
+    let (_, stdout, stderr) = served.ask(&["doctor"]);
+    assert!(stdout.contains("with a limit of 200 open files"), "{stdout}{stderr}");
 }
 
 /// The configuration is a pipe, so that the start takes as long as the test wants.

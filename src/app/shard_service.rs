@@ -206,7 +206,9 @@ impl ShardService {
     /// Serves connections until the acceptors are gone, then waits for the last connection's end.
     pub async fn run(self, mut intake: mpsc::Receiver<AcceptedConnection>) {
         while let Some(accepted) = intake.recv().await {
-            let socket = UnknownProtocolSocket::of(&accepted.socket);
+            // Where files are short, a reader over HTTP/1.1 may not pause for long.
+            let spares_file = !accepted.place.lacks_descriptors();
+            let socket = spares_file.then(|| UnknownProtocolSocket::of(&accepted.socket)).flatten();
             match adopt(accepted.socket) {
                 Ok(stream) => {
                     let AcceptedConnection { listener, remote, shard_count: slot, place, .. } = accepted;

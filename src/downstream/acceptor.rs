@@ -4,7 +4,8 @@
 //! HTTP or TLS, nor the choice of admitted connections (`connection_table`). Invariants
 //! (`docs/decisions.md#d34`): one acceptor hands each socket to the shard with the fewest connections. A
 //! socket without a place in the connection table is closed at once. An error of `accept` never ends the
-//! listener.
+//! listener, and has a line in the log every ten seconds at most. The last open files of the process's limit
+//! are never given to clients.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,6 +26,7 @@ use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, Connec
 use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::io::listening_sockets::ListeningSockets;
 use crate::published::Published;
+use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::Metrics;
 
 /// After this much silence the kernel probes the client's machine, and repeats until the machine counts as
@@ -271,12 +273,26 @@ pub async fn accept(
     config: Arc<Published<Config>>,
     metrics: Arc<Metrics>,
 ) {
+    let (shortages, errors) = (LogThrottle::default(), LogThrottle::default());
     loop {
+        // The remaining files are for members and the admin address; clients wait in the kernel's queue.
+        if table.lacks_descriptors() {
+            if let Some(times) = shortages.count() {
+                tracing::warn!(
+                    times,
+                    "the limit on open files is near: clients are not accepted for a moment"
+                );
+            }
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        }
         let pings = config.load().limits.client_connections.pings;
         let (socket, from) = match listening.accept(pings).await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                if let Some(times) = errors.count() {
+                    tracing::warn!(%error, times, "a connection could not be accepted");
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }

@@ -15,16 +15,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::downstream::connection_activity::{ConnectionActivity, EvictionRank};
+use crate::io::descriptor_limit::DescriptorRoom;
 use crate::published::Published;
 use crate::telemetry::connection_metrics::{ConnectionLimit, ConnectionMetrics};
 use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::process_metrics::open_files;
 
 /// Divisor: 1/64 of the scanned connections is remembered as the next eviction candidates. A scan of the
 /// whole table takes about a millisecond.
@@ -50,6 +52,8 @@ pub enum ClientAddress {
 pub struct ConnectionTable {
     config: Arc<Published<Config>>,
     figures: ConnectionMetrics,
+    /// The files of the process; unset without a limit on them.
+    descriptors: OnceLock<DescriptorRoom>,
     state: Mutex<ConnectionTableState>,
 }
 
@@ -121,6 +125,8 @@ pub struct ConnectionOccupancy {
     pub open: usize,
     /// The client address with the most connections, and their number.
     pub most: Option<(ClientAddress, usize)>,
+    /// The division of the limit on open files; `None` without a limit.
+    pub descriptors: Option<DescriptorRoom>,
     /// Time since `limits.connections` was last reached.
     pub full: Option<Duration>,
     /// Time since an address last reached `limits.connections_per_address`, and the address.
@@ -152,7 +158,28 @@ impl ConnectionTable {
     /// An empty table; the limits are read from `config` at each use.
     #[must_use]
     pub fn new(config: Arc<Published<Config>>, figures: ConnectionMetrics) -> Arc<Self> {
-        Arc::new(Self { config, figures, state: Mutex::default() })
+        Arc::new(Self { config, figures, descriptors: OnceLock::new(), state: Mutex::default() })
+    }
+
+    /// Sets the bound by the limit on open files, which counts beside `limits.connections`. The process has
+    /// one limit: a later bound has no effect.
+    pub fn bound_by(&self, descriptors: DescriptorRoom) {
+        self.descriptors.get_or_init(|| descriptors);
+    }
+
+    /// True while a further connection would take a file that is kept for others than clients. Connections
+    /// have a second file until their protocol is known, so fewer of them than fit may be too many.
+    #[must_use]
+    pub fn lacks_descriptors(&self) -> bool {
+        let Some(room) = self.descriptors.get() else { return false };
+        // Most of the time a comparison is enough: the system is asked once half of the room is taken.
+        let is_likely = self.lock().connections.len() >= room.clients / 2;
+        is_likely && open_files().is_some_and(|open| room.is_short(open))
+    }
+
+    fn limit(&self) -> usize {
+        let room = self.descriptors.get().map_or(usize::MAX, |room| room.clients);
+        self.config.load().limits.connections.min(room)
     }
 
     /// Reserves a place for a new connection. `address` is `None` if the address comes later in a balancer's
@@ -169,7 +196,7 @@ impl ConnectionTable {
         if let Some(address) = address {
             self.room_of_address(&mut state, address, now)?;
         }
-        let limit = self.config.load().limits.connections;
+        let limit = self.limit();
         if state.staying >= limit {
             let made = state.make_room(None, limit, now);
             self.note(&mut state, ConnectionLimit::Connections, address, made, now)?;
@@ -196,6 +223,7 @@ impl ConnectionTable {
         ConnectionOccupancy {
             open: state.staying,
             most: most.map(|(address, entry)| (*address, entry.listed)),
+            descriptors: self.descriptors.get().copied(),
             full: state.reached.connections.map(|at| now.saturating_duration_since(at)),
             address_full: state
                 .reached
@@ -395,6 +423,12 @@ impl ConnectionPlace {
     #[must_use]
     pub fn activity(&self) -> &Arc<ConnectionActivity> {
         &self.activity
+    }
+
+    /// True while a second file of the connection would be one that is kept for others than clients.
+    #[must_use]
+    pub fn lacks_descriptors(&self) -> bool {
+        self.listed.as_ref().is_some_and(|(table, _)| table.lacks_descriptors())
     }
 
     /// Counts the connection for the client address from a balancer's header.

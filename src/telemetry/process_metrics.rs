@@ -67,9 +67,10 @@ fn boot_time(stat: &str) -> Option<u64> {
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
 
-/// The number of open file descriptors. Since Linux 6.2 the size of the directory tells the number; before,
-/// the entries are counted, and one entry is the directory itself, opened for counting.
-fn open_files() -> Option<u64> {
+/// The number of open file descriptors, as the kernel tells it. Since Linux 6.2 the size of the directory
+/// tells the number; before, the entries are counted, and one entry is the directory itself, opened for
+/// counting.
+pub fn open_files() -> Option<u64> {
     const FOLDER: &str = "/proc/self/fd";
     let size = fs::metadata(FOLDER).ok()?.len();
     if size > 0 {

@@ -15,17 +15,27 @@ const LIMIT_REACHED_LATELY: Duration = Duration::from_secs(600);
 impl DoctorInputs<'_> {
     /// Checks the occupancy of the client connection limits.
     pub(super) fn connections(&self, findings: &mut DoctorFindings) {
-        let ConnectionOccupancy { open, most, full, address_full } = self.connections;
+        let ConnectionOccupancy { open, most, descriptors, full, address_full } = self.connections;
         let limits = &self.config.limits;
+        if let Some(room) = descriptors.filter(|room| room.clients < limits.connections) {
+            let what = format!(
+                "{} connections are allowed, and with a limit of {} open files {} fit: further clients are \
+                 closed",
+                limits.connections, room.limit, room.clients
+            );
+            let fix = "raise the hard limit on open files (LimitNOFILE= of the unit, --ulimit nofile= of the \
+                       container) and restart, or lower limits.connections";
+            findings.warning("descriptors", "limits.connections", what, fix);
+        }
+        let connections = descriptors.map_or(limits.connections, |room| limits.connections.min(room.clients));
         let lately = |ago: &Duration| *ago < LIMIT_REACHED_LATELY;
         let reached =
             full.filter(lately).map(|ago| format!(", and {} s ago there was no room", ago.as_secs()));
-        if reached.is_some() || open.saturating_mul(10) >= limits.connections.saturating_mul(9) {
+        if reached.is_some() || open.saturating_mul(10) >= connections.saturating_mul(9) {
             let most = most.map(|(address, count)| format!("; the most, {count}, are of {address}"));
             let what = format!(
-                "{open} of {} connections are open{}{}: idle ones make room for newcomers, and where none is \
-                 idle newcomers are refused",
-                limits.connections,
+                "{open} of {connections} connections are open{}{}: idle ones make room for newcomers, and \
+                 where none is idle newcomers are refused",
                 most.unwrap_or_default(),
                 reached.unwrap_or_default(),
             );

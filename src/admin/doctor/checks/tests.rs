@@ -13,6 +13,7 @@ use crate::config::reload_request::WeakerSetting;
 use crate::dial::names::NameTrouble;
 use crate::downstream::connection_table::ClientAddress;
 use crate::identity::ClusterId;
+use crate::io::descriptor_limit::DescriptorRoom;
 use crate::members::discovery::store_hashes::{HashObstacle, StoreHash};
 use crate::members::fitness::store_status::StoreStatus;
 use crate::members::membership::{AbsentMember, ForeignAddress, MemberPeerUrls};
@@ -353,6 +354,7 @@ fn connections_that_find_no_room() {
         most: None,
         full: Some(minutes(1)),
         address_full: Some((minutes(2), address)),
+        ..ConnectionOccupancy::default()
     })
     .finds(&[(Warning, "address_full"), (Warning, "connections_full")]);
     assert!(said.contains("60 s ago there was no room"), "{said}");
@@ -363,8 +365,39 @@ fn connections_that_find_no_room() {
         most: None,
         full: long_ago,
         address_full: long_ago.map(|ago| (ago, address)),
+        ..ConnectionOccupancy::default()
     })
     .finds(&[]);
+}
+
+#[test]
+fn connections_that_do_not_fit_into_the_limit_on_open_files() {
+    let with = |limit, open| {
+        let descriptors = Some(DescriptorRoom::of(limit));
+        let connections = ConnectionOccupancy { open, descriptors, ..ConnectionOccupancy::default() };
+        Scene::new().with(|scene| scene.connections = connections)
+    };
+    let said = with(1024, 10).finds(&[(Warning, "descriptors")]);
+    assert!(
+        said.contains("10000 connections are allowed, and with a limit of 1024 open files 784 fit"),
+        "{said}"
+    );
+    with(1024, 780).finds(&[(Warning, "connections_full"), (Warning, "descriptors")]);
+    with(65_536, 8_999).finds(&[]);
+}
+
+#[test]
+fn names_and_name_servers_that_fail() {
+    let trouble = |about: &str, is_served| NameTrouble {
+        about: about.to_owned(),
+        what: "the name server 10.0.0.53 does not answer".to_owned(),
+        is_served,
+    };
+    let scene = Scene::new().with(|scene| {
+        scene.name_troubles = vec![trouble("m1.example", false), trouble("name server 10.0.0.53", true)];
+    });
+    let said = scene.finds(&[(Error, "name_servers"), (Warning, "name_servers")]);
+    assert!(said.contains("m1.example") && said.contains("/etc/resolv.conf"), "{said}");
 }
 
 #[test]
