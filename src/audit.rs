@@ -4,8 +4,8 @@
 //! signed heads, the sinks, and reading the files again. Must not know: calls, sessions, policies; the
 //! gateway collects the facts of a call.
 //! Invariants: no record holds a value, a token or a password (docs/decisions.md#d55); a serving thread never
-//! writes to a sink; the file waits for no other sink; the memory of waiting records is bounded; a lost record is counted, and a record of the
-//! loss follows in the chain.
+//! writes to a sink; the file waits for no other sink; the memory of waiting records is bounded; a lost
+//! record is counted, and a record of the loss follows in the chain.
 
 mod audit_folder;
 pub mod chain;
@@ -15,6 +15,8 @@ pub mod head_signature;
 mod left_out;
 mod line_follower;
 pub mod log;
+pub mod log_trouble;
+pub mod moved_file;
 mod otlp_collector;
 mod otlp_request;
 pub mod queue;

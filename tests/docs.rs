@@ -314,7 +314,7 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
         "checks.rs",
         "checks/alarms.rs",
         "checks/audit_retention.rs",
-        "checks/audit_sinks.rs",
+        "checks/audit_troubles.rs",
         "checks/certificates.rs",
         "checks/weak_certificates.rs",
         "checks/versions.rs",

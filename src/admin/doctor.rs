@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::audit::log::{AuditLog, AuditSinksReport};
+use crate::audit::log::{AuditLog, AuditReport};
 use crate::config::reload_request::ReloadState;
 use crate::config::{Config, MappingOutcome};
 use crate::credentials::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
@@ -143,8 +143,7 @@ impl Doctor {
             name_troubles: &self.name_troubles(),
             constant_limits: &self.usage.counters().constant(),
             shown: &self.pages.connector.shown_certificates(),
-            audit_retention: self.audit.as_ref().and_then(|audit| audit.retention()),
-            audit_sinks: &self.audit.as_ref().map(|audit| audit.sinks()).unwrap_or_default(),
+            audit: &self.audit.as_ref().map(|audit| audit.report()).unwrap_or_default(),
         }
         .report()
     }
@@ -205,8 +204,7 @@ pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> D
         name_troubles: &[],
         constant_limits: &[],
         shown: survey.map_or(&[], |survey| &survey.certificates),
-        audit_retention: None,
-        audit_sinks: &AuditSinksReport::default(),
+        audit: &AuditReport::default(),
     }
     .report_for_check(survey.is_some())
 }

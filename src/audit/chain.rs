@@ -45,7 +45,8 @@ impl Default for ChainEnd {
 }
 
 impl ChainEnd {
-    /// The end of a chain whose last line is this one, without its line break. The line's hash is not checked.
+    /// The end of a chain whose last line is this one, without its line break. The line's hash is not
+    /// checked.
     #[must_use]
     pub(super) fn of_line(line: &[u8]) -> Option<Self> {
         let before_hash = line.strip_suffix(END)?;
@@ -127,6 +128,11 @@ pub struct ChainedLine<'a> {
     pub event: String,
     /// The name of the file before, in the first line of a file.
     pub previous_file: Option<String>,
+    /// True if somebody else than Keyward moved or removed the file before.
+    #[serde(default, rename = "moved")]
+    pub is_moved: bool,
+    /// The name of a removed file.
+    pub removed_file: Option<String>,
     /// The signature of a head.
     pub signature: Option<String>,
     /// Lost records.

@@ -1,8 +1,9 @@
-//! The end of a chain, or of the part of a chain that a sink has taken, in a small file beside the audit file.
+//! The end of a chain, or of the part of a chain that a sink has taken, in a small file beside the audit
+//! file.
 //!
 //! Owns: the form and the name of the file. Must not know: who moves the end. Invariants: the file has one
-//! line of a fixed length, written in place, so that a crash of the process leaves the old end or the new one;
-//! the name begins with a dot and does not end with `.log`, so that no pattern for logs names the file.
+//! line of a fixed length, written in place, so that a crash of the process leaves the old end or the new
+//! one; the name begins with a dot and does not end with `.log`, so that no pattern for logs names the file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -50,14 +51,13 @@ impl ChainEndFile {
 
     /// Writes the end. Without success the file has an older end, and the next call tries again.
     pub(super) fn write(&mut self, end: &ChainEnd) {
-        let written = self.try_write(end);
-        let is_new = std::mem::replace(&mut self.fails, written.is_err()) != written.is_err();
-        match written {
-            Err(error) if is_new => {
-                let path = self.path.display().to_string();
-                tracing::warn!(path, %error, "the end of the audit records is not kept: a restart goes by the files");
-            }
-            _ => {}
+        let Err(error) = self.try_write(end) else {
+            self.fails = false;
+            return;
+        };
+        if !std::mem::replace(&mut self.fails, true) {
+            let path = self.path.display().to_string();
+            tracing::warn!(path, %error, "the end of the audit records is not kept for a restart");
         }
     }
 

@@ -45,16 +45,16 @@ pub enum AuditFileError {
 
 /// The file written now.
 pub(super) struct AuditFile {
-    settings: AuditFileSettings,
-    folder: AuditFolder,
+    pub(super) settings: AuditFileSettings,
+    pub(super) folder: AuditFolder,
     kept_end: ChainEndFile,
-    file: File,
-    is_regular: bool,
-    age: FileAge,
+    pub(super) file: File,
+    pub(super) is_regular: bool,
+    pub(super) age: FileAge,
     /// The number of the file's first line; 0 for a file without lines.
     first: u64,
     /// True if a failed write may have left bytes behind `age.size`.
-    is_torn: bool,
+    pub(super) is_torn: bool,
     /// The number of old files, and the time of the first record of the oldest.
     old: (usize, Option<SystemTime>),
     retention: Arc<AuditRetention>,
@@ -116,9 +116,9 @@ impl AuditFile {
         Ok(ContinuedFile { file: opened, end, previous, is_moved, torn })
     }
 
-    /// The end of the chain, given that of the file: the last line that stands in a file of the folder, or the
-    /// last line that was ever written, if its file is not here. With the name of the file of the last line,
-    /// unless that is this file, and true if that file is not here.
+    /// The end of the chain, given that of the file: the last line that stands in a file of the folder, or
+    /// the last line that was ever written, if its file is not here. With the name of the file of the last
+    /// line, unless that is this file, and true if that file is not here.
     fn chain_end(&self, end: Option<ChainEnd>) -> io::Result<(ChainEnd, Option<String>, bool)> {
         let (mut last, mut previous) = match end {
             Some(end) => (end, None),
@@ -192,9 +192,16 @@ impl AuditFile {
         Ok(())
     }
 
-    /// True if records of this process stand in files with names.
-    pub(super) fn is_regular(&self) -> bool {
-        self.is_regular
+    /// Goes on in another file, which has `size` bytes of the chain. Returns true if the file before had a
+    /// line.
+    pub(super) fn begin_in(&mut self, (file, is_regular): (File, bool), size: u64) -> bool {
+        let had_lines = self.age.size > 0;
+        (self.file, self.is_regular, self.first) = (file, is_regular, 0);
+        self.age = FileAge { size, begun: SystemTime::now() };
+        if size > 0 {
+            self.read_begin();
+        }
+        had_lines
     }
 
     /// Counts the old files, and reads the time of their first record.
@@ -229,14 +236,12 @@ impl AuditFile {
         let old = self.folder.folder().join(&name);
         fs::rename(&self.settings.path, &old)?;
         match open(&self.settings.path) {
-            Ok((file, is_regular)) => (self.file, self.is_regular) = (file, is_regular),
+            Ok(opened) => drop(self.begin_in(opened, 0)),
             Err(error) => {
                 fs::rename(&old, &self.settings.path)?;
                 return Err(error);
             }
         }
-        self.age = FileAge { size: 0, begun: SystemTime::now() };
-        self.first = 0;
         File::open(self.folder.folder())?.sync_all()?;
         Ok(name.to_string_lossy().into_owned())
     }
@@ -264,7 +269,7 @@ impl AuditFile {
 }
 
 /// Opens a file for appending, and locks a regular file.
-fn open(path: &Path) -> io::Result<(File, bool)> {
+pub(super) fn open(path: &Path) -> io::Result<(File, bool)> {
     let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
     let is_regular = file.metadata()?.is_file();
     if is_regular {
@@ -285,7 +290,7 @@ fn time_of_first_line(path: &Path) -> Option<SystemTime> {
 }
 
 /// The last bytes of a file.
-fn tail(file: &File, length: u64) -> io::Result<Vec<u8>> {
+pub(super) fn tail(file: &File, length: u64) -> io::Result<Vec<u8>> {
     let size = length.min(TAIL);
     let mut tail = vec![0; usize::try_from(size).unwrap_or(0)];
     file.read_exact_at(&mut tail, length - size)?;
@@ -294,7 +299,7 @@ fn tail(file: &File, length: u64) -> io::Result<Vec<u8>> {
 
 /// The length of `tail` up to its last whole line, and the end of the chain there. A crash of the machine may
 /// leave whole lines of other bytes behind the last synced line.
-fn last_line(tail: &[u8]) -> (usize, Option<ChainEnd>) {
+pub(super) fn last_line(tail: &[u8]) -> (usize, Option<ChainEnd>) {
     let mut end = tail.len();
     while let Some(line_break) = tail[..end].iter().rposition(|byte| *byte == b'\n') {
         let begin = tail[..line_break].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);

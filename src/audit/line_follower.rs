@@ -1,9 +1,9 @@
 //! Reads the lines of the audit files for a sink, behind the last line that its receiver has taken.
 //!
 //! Owns: the place in the files, kept over a restart. Must not know: how lines are sent, or who names the
-//! files. Invariants: a line is read after its sync, and before the files are removed by number; the lines are
-//! found by their numbers, whatever the names of the files; a line is counted as taken after the receiver has
-//! it, so that a crash leads to a second copy and never to a gap.
+//! files. Invariants: a line is read after its sync, and before the files are removed by number; the lines
+//! are found by their numbers, whatever the names of the files; a line is counted as taken after the receiver
+//! has it, so that a crash leads to a second copy and never to a gap.
 
 use std::fs::File;
 use std::io;
@@ -41,8 +41,8 @@ pub(super) struct FollowerBegin {
 }
 
 impl FollowerBegin {
-    /// Behind the last line taken before the process began. A sink that is new begins at the end of the chain;
-    /// one whose place cannot be read, at the oldest line.
+    /// Behind the last line taken before the process began. A sink that is new begins at the end of the
+    /// chain; one whose place cannot be read, at the oldest line.
     pub(super) fn read(audit_file: &Path, sink: &str, end: &ChainEnd) -> io::Result<Self> {
         let mut kept = ChainEndFile::beside(audit_file, &format!("sent-to-{sink}"));
         let taken = match kept.read() {

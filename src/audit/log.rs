@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::log_trouble::{LogTrouble, LogTroubleReport};
 use super::queue::{AuditPlace, AuditQueue, RoomShare};
 use super::record;
 use super::recorder::{self, AuditStartError};
@@ -27,6 +28,7 @@ pub struct AuditLog {
     refusals: Option<RefusalShare>,
     retention: Arc<AuditRetention>,
     sinks: Vec<Arc<SinkState>>,
+    trouble: Arc<LogTrouble>,
 }
 
 /// The answer to a call that needs room for its record.
@@ -37,6 +39,17 @@ pub enum Reservation {
     Without,
     /// No room; the call must wait.
     Full,
+}
+
+/// The state of the log.
+#[derive(Clone, Debug, Default)]
+pub struct AuditReport {
+    /// How long records are kept, if that is to be watched.
+    pub retention: Option<RetentionReport>,
+    /// The sinks beside the file.
+    pub sinks: AuditSinksReport,
+    /// The troubles of the file.
+    pub trouble: LogTroubleReport,
 }
 
 /// The state of the sinks beside the file.
@@ -75,11 +88,12 @@ impl AuditLog {
         let file = settings.file.as_ref();
         let retention = Arc::new(AuditRetention::new(file, metrics.clone()));
         let queue = Arc::new(AuditQueue::new(settings.queue, metrics));
-        let sinks = recorder::start(settings, names, &queue, &retention)?;
+        let trouble = Arc::default();
+        let sinks = recorder::start(settings, names, &queue, &retention, &trouble)?;
         let guard = AuditCloseGuard(Arc::clone(&queue));
         let refusals = file.and_then(|file| RefusalShare::new(file, Instant::now()));
         let (events, on_full) = (settings.events, settings.on_full);
-        Ok((Arc::new(Self { events, on_full, queue, refusals, retention, sinks }), guard))
+        Ok((Arc::new(Self { events, on_full, queue, refusals, retention, sinks, trouble }), guard))
     }
 
     /// True if the event has records.
@@ -111,15 +125,14 @@ impl AuditLog {
         })
     }
 
-    /// How long records are kept; `None` without such a wish.
+    /// The state of the log, for doctor.
     #[must_use]
-    pub fn retention(&self) -> Option<RetentionReport> {
-        self.retention.report(SystemTime::now())
+    pub fn report(&self) -> AuditReport {
+        let retention = self.retention.report(SystemTime::now());
+        AuditReport { retention, sinks: self.sinks(), trouble: self.trouble.report() }
     }
 
-    /// The sinks beside the file.
-    #[must_use]
-    pub fn sinks(&self) -> AuditSinksReport {
+    fn sinks(&self) -> AuditSinksReport {
         let is_behind = self.queue.is_behind();
         AuditSinksReport { sinks: self.sinks.iter().map(|sink| sink.report()).collect(), is_behind }
     }

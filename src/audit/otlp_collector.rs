@@ -1,8 +1,8 @@
 //! A collector that takes records as OTLP logs.
 //!
-//! Owns: the division of lines into requests, and the count of what an answer means. Must not know: the contents
-//! of a record, where the lines come from, HTTP connections. Invariant: lines are counted as sent after the
-//! answer to their request.
+//! Owns: the division of lines into requests, and the count of what an answer means. Must not know: the
+//! contents of a record, where the lines come from, HTTP connections. Invariant: lines are counted as sent
+//! after the answer to their request.
 //!
 //! <https://github.com/open-telemetry/opentelemetry-proto>
 
@@ -38,8 +38,8 @@ impl OtlpCollector {
         Ok(Self { client, replica: replica.to_owned(), most_lines: usize::MAX, refuses: false })
     }
 
-    /// Sends the lines from the first unsent one on, in one request, or in several where a proxy takes no such
-    /// large one.
+    /// Sends the lines from the first unsent one on, in one request, or in several where a proxy takes no
+    /// such large one.
     ///
     /// # Errors
     /// The collector is gone, or refuses for now: the remaining lines may be sent again. Without an answer,
@@ -85,7 +85,7 @@ impl OtlpCollector {
 fn refusal(status: StatusCode, after: Duration) -> SinkError {
     let error = if status.is_success() {
         format!(
-            "the answer {status} is not the one of an OTLP collector: is the URL right, and no proxy or login page before it?"
+            "the answer {status} is none of OTLP: is the URL right, and no proxy or login page before it?"
         )
     } else {
         format!("the collector answers {status}")
@@ -112,8 +112,8 @@ mod tests {
 
     const OK: ScriptedAnswer = ScriptedAnswer { status: "200 OK", refused: 0 };
 
-    /// Answers one request each, and returns the bodies of the log records of each request. Without an answer,
-    /// the connection is closed behind the request.
+    /// Answers one request each, and returns the bodies of the log records of each request. Without an
+    /// answer, the connection is closed behind the request.
     fn collector(answers: Vec<Option<ScriptedAnswer>>) -> (SocketAddr, JoinHandle<Vec<Vec<String>>>) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();

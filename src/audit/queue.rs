@@ -247,7 +247,8 @@ impl AuditQueue {
         self.try_reserve_of(RoomShare::Common, bytes)
     }
 
-    /// Waits for room. `None` if the writer or a sink fails, or has made no room for some seconds. Cancel-safe.
+    /// Waits for room. `None` if the writer or a sink fails, or has made no room for some seconds.
+    /// Cancel-safe.
     pub async fn reserve(self: &Arc<Self>, bytes: usize) -> Option<AuditPlace> {
         let fails = self.is_failing.load(Ordering::Relaxed) || self.failing_sinks.load(Ordering::Relaxed) > 0;
         if fails || self.is_behind() {

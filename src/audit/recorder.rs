@@ -16,6 +16,8 @@ use super::file::{AuditFile, AuditFileError, ContinuedFile};
 use super::head_signature::SignedHead;
 use super::left_out::LeftOutCounts;
 use super::line_follower::{FollowerBegin, LineFollower};
+use super::log_trouble::LogTrouble;
+use super::moved_file::MovedFile;
 use super::otlp_collector::OtlpCollector;
 use super::queue::{AuditBatch, AuditQueue, BatchRoom};
 use super::record::{LogAuditRecord, Timestamp, body};
@@ -33,7 +35,7 @@ use crate::pem::PrivateKey;
 const HEADS: Duration = Duration::from_secs(60);
 /// The time between two records about records that were left out, or lost by a sink.
 const LEFT_OUT: Duration = Duration::from_secs(10);
-/// The time between two looks at files that stay for a sink.
+/// The time between two looks at the path of the file, and at files that stay for a sink.
 const LOOK: Duration = Duration::from_secs(1);
 /// The pause between two attempts to write a batch.
 const RETRY: Duration = Duration::from_millis(500);
@@ -52,6 +54,7 @@ pub(super) struct Recorder {
     sinks: Vec<SecondarySink>,
     /// The lines of the file, for the sinks that follow the file.
     written: Arc<WrittenLines>,
+    trouble: Arc<LogTrouble>,
     signing_key: Option<Arc<PrivateKey>>,
     on_full: OnFull,
     /// When the next head is due.
@@ -66,8 +69,8 @@ pub(super) struct Recorder {
     was_behind: bool,
     /// No rotation before this time: the last rotation failed.
     no_rotation_before: Option<Instant>,
-    /// The name of the file before, until the new file has its first line.
-    rotated_from: Option<String>,
+    /// The file before, until the new file has its first line.
+    rotated_from: Option<PreviousFile>,
     /// The names of removed files without a record.
     removed: Vec<String>,
     first: Option<FirstLine>,
@@ -75,13 +78,32 @@ pub(super) struct Recorder {
 
 /// The facts of the record of a start.
 struct FirstLine {
-    previous_file: Option<String>,
-    is_moved: bool,
+    previous: Option<PreviousFile>,
     torn: u64,
 }
 
-/// Starts the writer's thread. The records of the start are written before any other record. Returns the states
-/// of the sinks beside the file.
+/// The file with the line before the first one of a file.
+struct PreviousFile {
+    name: String,
+    /// Somebody else than Keyward moved or removed the file.
+    is_moved: bool,
+    /// The file is known to be gone.
+    is_removed: bool,
+}
+
+impl PreviousFile {
+    fn record(&self, event: &'static str) -> LogAuditRecord<'_> {
+        LogAuditRecord {
+            previous_file: Some(&self.name),
+            is_moved: self.is_moved,
+            removed_file: self.is_removed.then_some(&self.name),
+            ..LogAuditRecord::new(event)
+        }
+    }
+}
+
+/// Starts the writer's thread. The records of the start are written before any other record. Returns the
+/// states of the sinks beside the file.
 ///
 /// # Errors
 /// The file cannot be used, or a thread cannot be started.
@@ -90,16 +112,19 @@ pub(super) fn start(
     names: &NameResolver,
     queue: &Arc<AuditQueue>,
     retention: &Arc<AuditRetention>,
+    trouble: &Arc<LogTrouble>,
 ) -> Result<Vec<Arc<SinkState>>, AuditStartError> {
     let open = |file| AuditFile::open(file, Arc::clone(retention));
     let continued = settings.file.as_ref().map(open).transpose()?;
     let (file, end, first) = match continued {
-        Some(ContinuedFile { file, end, previous, is_moved, torn }) => {
-            (Some(file), end, FirstLine { previous_file: previous, is_moved, torn })
+        Some(ContinuedFile { file, end, previous: previous_name, is_moved, torn }) => {
+            let previous = |name| PreviousFile { name, is_moved, is_removed: false };
+            (Some(file), end, FirstLine { previous: previous_name.map(previous), torn })
         }
-        None => (None, ChainEnd::default(), FirstLine { previous_file: None, is_moved: false, torn: 0 }),
+        None => (None, ChainEnd::default(), FirstLine { previous: None, torn: 0 }),
     };
-    let followed = settings.file.as_ref().filter(|_| file.as_ref().is_some_and(AuditFile::is_regular));
+    let followed =
+        settings.file.as_ref().filter(|_| file.as_ref().is_some_and(|file: &AuditFile| file.is_regular));
     let outputs = outputs(settings, names)?;
     let (sinks, written) = match followed {
         Some(file) => following_sinks(outputs, &file.path, &end, queue)?,
@@ -113,6 +138,7 @@ pub(super) fn start(
         file,
         sinks,
         written,
+        trouble: Arc::clone(trouble),
         signing_key: settings.signing_key.clone(),
         on_full: settings.on_full,
         head_at: Instant::now() + HEADS,
@@ -195,7 +221,7 @@ struct OwnRecords {
     bodies: Vec<Vec<u8>>,
     unreported: u64,
     left_out: LeftOutCounts,
-    rotated_from: Option<String>,
+    rotated_from: Option<PreviousFile>,
     removed: Vec<String>,
     first: Option<FirstLine>,
     /// Losses by sink.
@@ -208,7 +234,8 @@ impl Recorder {
         self.write(AuditBatch::default());
         loop {
             self.look_for_surplus();
-            let until = self.surplus_at.map_or(self.head_at, |at| at.min(self.head_at));
+            let looks = self.file.as_ref().is_some_and(|file| file.is_regular);
+            let until = if looks { self.head_at.min(Instant::now() + LOOK) } else { self.head_at };
             let batch = self.queue.take(until);
             let is_last = batch.is_last;
             self.write(batch);
@@ -228,6 +255,7 @@ impl Recorder {
     /// Writes a batch with the records that the log owes.
     fn write(&mut self, batch: AuditBatch) {
         let bytes = batch.bodies.iter().map(Vec::len).sum::<usize>();
+        self.look_at_path();
         self.rotate_if_due(bytes);
         let before = self.chain.end.clone();
         let own = self.own_records(batch.is_last);
@@ -258,6 +286,7 @@ impl Recorder {
             self.pass_on(lines, count, Some(room));
             if self.queue.note_failing(false) {
                 tracing::info!("the audit log is written again");
+                self.trouble.note_written();
             }
         } else {
             self.chain.end = before;
@@ -283,18 +312,15 @@ impl Recorder {
         let unreported = self.queue.take_unreported();
         let mut bodies = Vec::new();
         if let Some(first) = &first {
-            let record = LogAuditRecord::new("start");
+            let record = first.previous.as_ref().map(|previous| previous.record("start"));
             bodies.push(body(&LogAuditRecord {
                 version: Some(env!("CARGO_PKG_VERSION")),
-                previous_file: first.previous_file.as_deref(),
-                is_moved: first.is_moved,
                 torn_bytes: Some(first.torn).filter(|torn| *torn > 0),
-                ..record
+                ..record.unwrap_or_else(|| LogAuditRecord::new("start"))
             }));
         }
         if let Some(previous) = &rotated_from {
-            let record = LogAuditRecord::new("continue");
-            bodies.push(body(&LogAuditRecord { previous_file: Some(previous), ..record }));
+            bodies.push(body(&previous.record("continue")));
         }
         for removed in &removed {
             bodies.push(body(&LogAuditRecord {
@@ -344,6 +370,7 @@ impl Recorder {
             if self.queue.note_failing(true) {
                 tracing::error!(%error, "the audit log cannot be written");
             }
+            self.trouble.note_unwritable(&error);
             if self.on_full == OnFull::Drop || !self.queue.pause(RETRY) {
                 return false;
             }
@@ -364,6 +391,42 @@ impl Recorder {
         let record = LogAuditRecord { time, signature: signature.as_deref(), ..LogAuditRecord::new("head") };
         self.chain.append(&body(&record), lines);
         self.last_head = self.chain.end.seq;
+    }
+
+    /// Goes on in a new file if somebody else moved or removed the file, or put another one in its place.
+    fn look_at_path(&mut self) {
+        let Some(file) = &mut self.file else { return };
+        let names = self.written.hold_names();
+        let looked = file.follow_path(&self.chain.end);
+        drop(names);
+        match looked {
+            Ok(None) => {}
+            Ok(Some(moved)) => self.note_moved(moved),
+            Err(error) => {
+                if self.trouble.note_lost_path(&error) {
+                    tracing::error!(%error, "the audit file was moved, and no new one can be begun");
+                }
+                return;
+            }
+        }
+        self.trouble.note_path();
+    }
+
+    fn note_moved(&mut self, moved: MovedFile) {
+        let file = &moved.name;
+        if moved.is_removed {
+            tracing::error!(file, "somebody removed the audit file: the records go on in a new one");
+        } else {
+            tracing::error!(file, "somebody moved the audit file: the records go on in a new one");
+        }
+        self.queue.metrics.moved.inc();
+        self.trouble.note_moved(moved.clone());
+        let MovedFile { name, is_removed } = moved;
+        let previous = PreviousFile { name, is_moved: true, is_removed };
+        match &mut self.first {
+            Some(first) => first.previous = Some(previous),
+            None => self.rotated_from = Some(previous),
+        }
     }
 
     /// Begins a new file if due: a head, then the rename. A failed rotation is tried again later; the records
@@ -398,7 +461,7 @@ impl Recorder {
         match rotated {
             Ok(old) => {
                 tracing::info!(file = old, "the audit file was rotated");
-                self.rotated_from = Some(old);
+                self.rotated_from = Some(PreviousFile { name: old, is_moved: false, is_removed: false });
                 self.no_rotation_before = None;
                 self.surplus_at = Some(now);
                 self.look_for_surplus();
@@ -631,13 +694,67 @@ mod tests {
         let metrics = Metrics::new(Vec::new());
         let queue = Arc::new(AuditQueue::new(1 << 20, metrics.audit.clone()));
         queue.count_lost(3);
-        super::start(&settings, &NameResolver::of_machine(None), &queue, &Arc::default()).unwrap();
+        super::start(&settings, &NameResolver::of_machine(None), &queue, &Arc::default(), &Arc::default())
+            .unwrap();
         queue.close(UNLIMITED);
         assert_eq!(events(&path), ["start", "lost", "stop", "head"]);
         assert_eq!(check(&[&path], None).unwrap().lost, 3);
     }
 
-    /// A collector whose port is taken by a socket that does not listen, so that no other program answers there.
+    #[test]
+    fn a_log_whose_file_is_moved_or_removed_goes_on_in_a_new_file_that_names_the_old_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, rotated) = (folder.path().join("audit.log"), folder.path().join("audit.log.1"));
+        let settings = settings(&path, OnFull::Block);
+        let (log, guard, metrics) = start(&settings);
+        let written = |number| {
+            record(&log, number);
+            while metrics.audit.waiting.get() > 0 {
+                thread::yield_now();
+            }
+        };
+        written(1);
+        // As logrotate: moved, and a new file in its place.
+        fs::rename(&path, &rotated).unwrap();
+        fs::write(&path, "").unwrap();
+        // No record comes meanwhile: seen all the same.
+        while metrics.audit.moved.get() < 1 {
+            thread::yield_now();
+        }
+        written(2);
+        check(&[&rotated, &path], None).unwrap();
+        let first = |path: &Path| -> serde_json::Value {
+            let text = fs::read_to_string(path).unwrap();
+            serde_json::from_str(text.lines().next().unwrap()).unwrap()
+        };
+        let record = first(&path);
+        assert_eq!((&record["event"], &record["previous_file"]), (&"continue".into(), &"audit.log.1".into()));
+        assert_eq!(
+            (&record["moved"], log.report().trouble.moved.unwrap().0.name.as_str()),
+            (&true.into(), "audit.log.1")
+        );
+        let seq = record["seq"].as_u64().unwrap();
+        fs::remove_file(&path).unwrap();
+        written(3);
+        let record = first(&path);
+        assert_eq!((&record["removed_file"], &record["moved"]), (&"audit.log".into(), &true.into()));
+        assert!(record["seq"].as_u64().unwrap() > seq);
+        end(guard);
+        let fault = check(&[&rotated, &path], None).unwrap_err();
+        assert!(matches!(fault, ChainFault::Moved { is_removed: true, .. }), "{fault}");
+        assert!(check(&[&path], None).unwrap().to_string().contains("somebody removed"));
+        // Moved while no process writes: no number is given twice.
+        let last = AuditFolder::of(&path).chain_files().unwrap().len();
+        fs::rename(&path, folder.path().join("elsewhere")).unwrap();
+        end(start(&settings).1);
+        assert_eq!(last, 2);
+        let record = first(&path);
+        assert_eq!((&record["event"], &record["moved"]), (&"start".into(), &true.into()));
+        check(&[&folder.path().join("elsewhere"), &path], None).unwrap();
+    }
+
+    /// A collector whose port is taken by a socket that does not listen, so that no other program answers
+    /// there.
     fn dead_collector() -> (Socket, Option<AuditCollector>) {
         let held = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         held.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
@@ -688,8 +805,8 @@ mod tests {
         assert_eq!(notes, (0..100).map(|number| number.to_string()).collect::<Vec<_>>());
     }
 
-    /// Files that a sink has not taken stay beyond the wanted number with `Block`, and calls are refused; with
-    /// `Drop` the lines are lost for this sink alone, and the loss is recorded.
+    /// Files that a sink has not taken stay beyond the wanted number with `Block`, and calls are refused;
+    /// with `Drop` the lines are lost for this sink alone, and the loss is recorded.
     #[test]
     fn a_sink_that_is_behind_by_more_than_the_kept_files_holds_calls_or_loses_lines() {
         for on_full in [OnFull::Block, OnFull::Drop] {
@@ -707,7 +824,7 @@ mod tests {
                 }
             }
             let old = || AuditFolder::of(&file).old_files().unwrap();
-            assert_eq!(log.sinks().is_behind, on_full == OnFull::Block);
+            assert_eq!(log.report().sinks.is_behind, on_full == OnFull::Block);
             if on_full == OnFull::Block {
                 assert!(made < 40 && old().len() == 3, "{made} records, {:?}", old());
                 // What is no call goes on, and takes twice as many files at most.

@@ -48,6 +48,15 @@ pub(super) fn old_name(name: &OsStr, first: u64) -> OsString {
     old
 }
 
+/// The name for a file that stood in the place of the audit file, and has no lines of the chain, when the
+/// next line had the number `next`.
+#[must_use]
+pub(super) fn aside_name(name: &OsStr, next: u64) -> OsString {
+    let mut aside = old_name(name, next);
+    aside.push(".torn");
+    aside
+}
+
 /// The number of the first line of an old file, by its name.
 #[must_use]
 pub(super) fn first_number(old: &OsStr) -> Option<u64> {

@@ -1,8 +1,8 @@
 //! The sinks beside the file: standard output, syslog and OTLP, each with a thread of its own.
 //!
 //! Owns: the repetition of what a sink does not take. Must not know: the chain, the form of a request.
-//! Invariants: no other thread waits for a sink; lines are counted as sent after the receiver has them; the end
-//! of the process waits a moment for the last lines of each sink.
+//! Invariants: no other thread waits for a sink; lines are counted as sent after the receiver has them; the
+//! end of the process waits a moment for the last lines of each sink.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;

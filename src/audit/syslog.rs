@@ -46,8 +46,8 @@ impl SyslogServer {
     }
 
     /// Sends the lines from the first unsent one on, and counts them in `progress`: lines to a socket of this
-    /// machine once its server has them in its buffer; lines by UDP once no machine has refused them for a moment.
-    /// A line that no datagram holds is counted as refused.
+    /// machine once its server has them in its buffer; lines by UDP once no machine has refused them for a
+    /// moment. A line that no datagram holds is counted as refused.
     ///
     /// # Errors
     /// The operating system's error: the server is gone, or reads too slowly.
@@ -86,8 +86,8 @@ impl SyslogServer {
     }
 }
 
-/// Waits for a moment: a machine without a server answers each datagram with a message of ICMP, which the next
-/// operation on the socket shows.
+/// Waits for a moment: a machine without a server answers each datagram with a message of ICMP, which the
+/// next operation on the socket shows.
 fn wait_for_refusal(socket: &UdpSocket) -> io::Result<()> {
     let until = Instant::now() + UDP_REFUSAL;
     loop {

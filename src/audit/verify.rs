@@ -68,6 +68,8 @@ pub struct ChainReport {
     pub last: Option<(u64, String)>,
     /// The name of the file before the first file, if the chain begins there.
     pub previous_file: Option<String>,
+    /// True if that file was removed by somebody else.
+    pub is_previous_removed: bool,
     /// True if the first line is the first line of a chain.
     pub is_from_begin: bool,
     /// Records counted as lost.
@@ -89,6 +91,14 @@ pub enum ChainFault {
     /// The line does not follow the line before.
     #[error("the line does not follow the line before: a line was changed, removed, added or moved")]
     Broken,
+    /// The line does not follow the line before, and names a file that somebody else moved or removed.
+    #[error("the records before are in {file}, which somebody {}", removal(*.is_removed))]
+    Moved {
+        /// The file.
+        file: String,
+        /// True if the file was removed.
+        is_removed: bool,
+    },
     /// Another replica wrote the line.
     #[error(
         "replica {writer:?} wrote the line, not {chain:?}: a chain is of one replica, and a file of one chain"
@@ -165,7 +175,7 @@ impl<'k> ChainCheck<'k> {
             self.replica = Some(line.replica.clone());
         }
         match &self.end {
-            Some(end) if !follows(end) => return Err(ChainFault::Broken),
+            Some(end) if !follows(end) => return Err(gap(&line)),
             Some(_) => {}
             None if (line.seq == 1) != (line.prev == NO_HASH) => return Err(ChainFault::Broken),
             // Every file but a chain's first begins with a line that names the file before.
@@ -175,6 +185,7 @@ impl<'k> ChainCheck<'k> {
                 self.report.first = Some((line.seq, line.time.clone()));
                 self.report.is_from_begin = line.seq == 1;
                 self.report.previous_file = line.previous_file.clone();
+                self.report.is_previous_removed = line.is_moved && line.removed_file.is_some();
             }
         }
         if let Some(key) = self.key {
@@ -233,6 +244,20 @@ impl<'k> ChainCheck<'k> {
     }
 }
 
+/// The fault of a line that does not follow the line before.
+fn gap(line: &ChainedLine<'_>) -> ChainFault {
+    match &line.previous_file {
+        Some(file) if line.is_moved => {
+            ChainFault::Moved { file: file.clone(), is_removed: line.removed_file.is_some() }
+        }
+        _ => ChainFault::Broken,
+    }
+}
+
+fn removal(is_removed: bool) -> &'static str {
+    if is_removed { "removed: they are lost" } else { "moved: name that file, too" }
+}
+
 impl fmt::Display for ChainReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Some((first, from)), Some((last, to))) = (&self.first, &self.last) else {
@@ -241,6 +266,9 @@ impl fmt::Display for ChainReport {
         writeln!(f, "{} records, {first} to {last}, {from} to {to}: the chain is whole", self.lines)?;
         match (&self.previous_file, self.is_from_begin) {
             (_, true) => {}
+            (Some(file), false) if self.is_previous_removed => {
+                writeln!(f, "the records before were in {file}, which somebody removed")?;
+            }
             (Some(file), false) => writeln!(f, "the records before are in {file}")?,
             (None, false) => writeln!(f, "earlier records are not in these files")?,
         }
@@ -353,8 +381,8 @@ mod tests {
             }
         }
 
-        /// Does as somebody who may write the file and has no key: drops the heads behind `line`, changes that
-        /// line, and hashes the rest anew.
+        /// Does as somebody who may write the file and has no key: drops the heads behind `line`, changes
+        /// that line, and hashes the rest anew.
         fn rewritten_from(mut self, line: usize, change: impl Fn(&str) -> String) -> Self {
             let whole = String::from_utf8(std::mem::take(&mut self.lines)).unwrap();
             self.chain = Chain::new("a", ChainEnd::default());

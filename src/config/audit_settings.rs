@@ -122,8 +122,8 @@ pub struct AuditSettings {
 
 impl AuditSettings {
     /// Bytes held for records at most: those in the queue, the lines of the batch that is written, in two
-    /// copies, and for each sink the lines that are sent. Without a file the lines wait in memory: with `Block`
-    /// in the room of their records, with `Drop` in a queue of each sink.
+    /// copies, and for each sink the lines that are sent. Without a file the lines wait in memory: with
+    /// `Block` in the room of their records, with `Drop` in a queue of each sink.
     #[must_use]
     pub fn memory(&self) -> usize {
         let sinks =

@@ -274,7 +274,8 @@ mod tests {
         assert_eq!((metrics.lost("spans", "unsent").get(), received.try_iter().count()), (1, 0));
     }
 
-    /// A page in the place of an answer, and a 400 without the protocol's form: sent again, and not counted as sent.
+    /// A page in the place of an answer, and a 400 without the protocol's form: sent again, and not counted
+    /// as sent.
     #[test]
     fn an_answer_that_is_not_the_protocols_takes_nothing_and_ends_nothing() {
         for answer in ["200 OK\r\ncontent-type: text/html", "400 Bad Request"] {

@@ -1,11 +1,11 @@
 //! The meaning of a collector's answer, for spans, log records and audit records alike.
 //!
-//! Owns: which answers mean that the collector has the items, which are final, and when to ask again. Must not
-//! know: connections, the items. Invariants: items count as taken only by an answer that is OTLP's; items are
-//! given up only by an answer that the protocol calls final; every other answer may come from a proxy, a login
-//! page or another server, and an operator repairs that.
+//! Owns: which answers mean that the collector has the items, which are final, and when to ask again. Must
+//! not know: connections, the items. Invariants: items count as taken only by an answer that is OTLP's; items
+//! are given up only by an answer that the protocol calls final; every other answer may come from a proxy, a
+//! login page or another server, and an operator repairs that.
 //!
-//! <https://opentelemetry.io/docs/specs/otlp/#otlphttp-response>
+//! <https://github.com/open-telemetry/opentelemetry-proto>
 
 use std::time::{Duration, SystemTime};
 

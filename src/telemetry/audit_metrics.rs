@@ -28,6 +28,8 @@ pub struct AuditMetrics {
     pub removed_early: Counter,
     /// Records left out, of this log and of the access log.
     pub left_out: Counter,
+    /// Files moved or removed by somebody else.
+    pub moved: Counter,
     lost: Family<SingleLabel, Counter>,
     sent: Family<SingleLabel, Counter>,
     unsent: Family<SingleLabel, Gauge>,
@@ -44,6 +46,7 @@ impl AuditMetrics {
             kept_too_short: Gauge::default(),
             removed_early: Counter::default(),
             left_out,
+            moved: Counter::default(),
             lost: Family::default(),
             sent: Family::default(),
             unsent: Family::default(),
@@ -60,6 +63,8 @@ impl AuditMetrics {
         registry.register("audit_kept_too_short", help, figures.kept_too_short.clone());
         let help = "Audit files removed with records younger than audit.keep_for";
         registry.register("audit_files_removed_early", help, figures.removed_early.clone());
+        let help = "Audit files moved or removed by somebody else than Keyward";
+        registry.register("audit_files_moved", help, figures.moved.clone());
         let help = "Audit records lost, by sink";
         registry.register("audit_lost", help, figures.lost.clone());
         let help = "Audit records that a sink beside the file has taken";

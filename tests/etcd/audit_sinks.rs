@@ -2,10 +2,12 @@
 //! sent what its receiver has not, and after the next start each has every line of the file.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -18,6 +20,7 @@ use crate::caller::Caller;
 use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site, program};
 use crate::harness::{Auth, Cluster, Options, wait};
+use crate::revocations::command;
 use crate::rewatch::local;
 
 /// More than a pipe holds, and more than a few batches of the writer.
@@ -166,7 +169,8 @@ async fn cluster() -> Cluster {
 
 fn config(site: &Site, cluster: &Cluster, sink: &str) -> String {
     let file = site.file("audit.log");
-    site.in_front_of(cluster) + &format!("[audit]\nfile = {file:?}\nreplica = \"a\"\n{sink}")
+    let text = format!("admin.socket = \"admin.sock\"\n[audit]\nfile = {file:?}\nreplica = \"a\"\n{sink}");
+    site.in_front_of(cluster) + &text
 }
 
 /// Makes the changes, and waits until the writer has written what waits: some 10 ms where it waits for nobody.
@@ -326,4 +330,52 @@ fn an_unread_stdout_delays_nothing_and_gets_the_rest_after_a_kill() {
         let all = || piped.iter().cloned().chain(keyward.log().lines().map(str::to_owned)).collect();
         all_arrive(&keyward, "all lines on standard output", all).await;
     });
+}
+
+/// As logrotate does it, without a signal; the collector is dead meanwhile, and Keyward is killed.
+#[test]
+fn a_log_that_is_moved_goes_on_at_its_path_and_a_sink_gets_the_lines_of_the_moved_file() {
+    local(async {
+        let cluster = cluster().await;
+        let mut collector = Collector::new(Fault::Dead);
+        let site = Site::new();
+        let text =
+            config(&site, &cluster, &format!("[audit.otlp]\nurl = \"http://{}\"\n", collector.address));
+        let keyward = Keyward::start(site, &text).await;
+        change(&keyward).await;
+        let file = keyward.site().file("audit.log");
+        let moved = file.with_file_name("audit.log-20260102");
+        fs::rename(&file, &moved).expect("moved");
+        fs::write(&file, "").expect("made");
+        let seen =
+            async || (keyward.metric("keyward_audit_files_moved_total", &[]).await > 0.0).then_some(());
+        wait::until(LIMIT, "the move is seen", seen).await;
+        let alice = Caller::log_in(keyward.site().listen, "alice").await;
+        alice.put("/a/later", b"v".to_vec(), 0).await.expect("answered");
+        let has_later = |site: &Site| file_lines(site).iter().any(|line| line.contains("\"/a/later\""));
+        let later = async || has_later(keyward.site()).then_some(());
+        wait::until(LIMIT, "the record of a change in the new file", later).await;
+        let (status, doctor) = command(&keyward, &["doctor"]).await;
+        assert!(
+            doctor.contains("audit_file_moved") && doctor.contains("audit.log-20260102"),
+            "{status:?}: {doctor}"
+        );
+        let site = keyward.kill();
+        collector.heal();
+        let keyward = Keyward::start(site, &text).await;
+        let all = |name: &Path| -> BTreeSet<String> {
+            fs::read_to_string(name).expect("UTF-8").lines().map(str::to_owned).collect()
+        };
+        let of_both = || &all(&moved) | &all(&file);
+        let arrived = async || of_both().is_subset(&collector.lines()).then_some(());
+        wait::until(LIMIT, "the lines of both files", arrived).await;
+        assert_eq!(keyward.metric("keyward_audit_lost_total", &[]).await, 0.0);
+        let (_, verified) = run(&["audit".as_ref(), "verify".as_ref(), file.as_os_str(), moved.as_os_str()]);
+        assert!(verified.contains("the chain is whole"), "{verified}");
+    });
+}
+
+fn run(arguments: &[&OsStr]) -> (Option<i32>, String) {
+    let output = std::process::Command::new(program()).args(arguments).output().expect("it runs");
+    (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
 }

@@ -435,6 +435,9 @@ fn the_schema_takes_records_of_losses_and_rotations_and_no_other_fields() {
     assert_all_valid(
         &[
             "\"event\":\"continue\",\"previous_file\":\"audit.log.00000000000000000001\"",
+            "\"event\":\"continue\",\"previous_file\":\"audit.log.1\",\"moved\":true",
+            "\"event\":\"continue\",\"previous_file\":\"audit.log\",\"moved\":true,\"removed_file\":\"audit.log\"",
+            "\"event\":\"start\",\"version\":\"1\",\"previous_file\":\"audit.log\",\"moved\":true",
             "\"event\":\"lost\",\"count\":3",
             "\"event\":\"lost\",\"count\":3,\"sink\":\"syslog\"",
             "\"event\":\"left_out\",\"count\":3",

@@ -7,7 +7,7 @@
 
 mod alarms;
 mod audit_retention;
-mod audit_sinks;
+mod audit_troubles;
 mod certificates;
 mod endpoints;
 mod exposure;
@@ -27,8 +27,7 @@ use std::time::{Duration, SystemTime};
 use rustls::pki_types::CertificateDer;
 
 use super::{DoctorReport, Finding, Severity};
-use crate::audit::log::AuditSinksReport;
-use crate::audit::retention::RetentionReport;
+use crate::audit::log::AuditReport;
 use crate::config::reload_request::ReloadState;
 use crate::config::{Config, KeySource, RevocationPersistence, Scheme};
 use crate::credentials::RootHolders;
@@ -91,10 +90,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) constant_limits: &'a [Exceeded],
     /// The certificate last shown by each member, by `host:port`.
     pub(super) shown: &'a [(String, CertificateDer<'static>)],
-    /// How long audit records are kept, if that is to be watched.
-    pub(super) audit_retention: Option<RetentionReport>,
-    /// The audit sinks beside the file.
-    pub(super) audit_sinks: &'a AuditSinksReport,
+    /// The state of the audit log.
+    pub(super) audit: &'a AuditReport,
 }
 
 impl DoctorInputs<'_> {
@@ -112,8 +109,8 @@ impl DoctorInputs<'_> {
         rule_reach::check(self.unreachable, &mut findings);
         self.limits(&mut findings);
         self.memory_budgets(&mut findings);
-        audit_retention::check(self.audit_retention, &mut findings);
-        audit_sinks::check(self.audit_sinks, self.now, &mut findings);
+        audit_retention::check(self.audit.retention, &mut findings);
+        audit_troubles::check(self.audit, self.now, &mut findings);
         reloads::check(self.reload, &mut findings);
         findings.into_report()
     }

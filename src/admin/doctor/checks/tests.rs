@@ -7,6 +7,10 @@ use rcgen::{CertificateParams, KeyPair};
 use tokio::time::Instant;
 
 use super::*;
+use crate::audit::log::AuditSinksReport;
+use crate::audit::log_trouble::LogTroubleReport;
+use crate::audit::moved_file::MovedFile;
+use crate::audit::retention::RetentionReport;
 use crate::audit::sink_state::{SinkReport, SinkTrouble};
 use crate::config::Endpoint;
 use crate::config::reload_request::WeakerSetting;
@@ -44,8 +48,7 @@ struct Scene {
     name_troubles: Vec<NameTrouble>,
     memory_limit: Option<u64>,
     shown: Vec<(String, CertificateDer<'static>)>,
-    audit_retention: Option<RetentionReport>,
-    audit_sinks: AuditSinksReport,
+    audit: AuditReport,
 }
 
 fn member(id: u64) -> Member {
@@ -112,8 +115,7 @@ impl Scene {
             name_troubles: Vec::new(),
             memory_limit: None,
             shown: Vec::new(),
-            audit_retention: None,
-            audit_sinks: AuditSinksReport::default(),
+            audit: AuditReport::default(),
         }
     }
 
@@ -174,8 +176,7 @@ impl Scene {
             constant_limits: &self.constant_limits,
             name_troubles: &self.name_troubles,
             shown: &self.shown,
-            audit_retention: self.audit_retention,
-            audit_sinks: &self.audit_sinks,
+            audit: &self.audit,
         }
         .report()
     }
@@ -729,7 +730,7 @@ fn audit_records_that_are_not_kept_for_their_time() {
     let day = Duration::from_secs(24 * 3600);
     let of = |short, removed_early| {
         let report = RetentionReport { keep_for: day, short, removed_early };
-        Scene::new().with(|scene| scene.audit_retention = Some(report))
+        Scene::new().with(|scene| scene.audit.retention = Some(report))
     };
     of(None, 0).finds(&[]);
     let said = of(Some(day / 4), 0).finds(&[(Warning, "audit_retention")]);
@@ -743,13 +744,32 @@ fn an_audit_sink_that_takes_no_records() {
         let trouble =
             trouble.map(|error| SinkTrouble { since: SystemTime::UNIX_EPOCH, error: error.to_owned() });
         let sinks = vec![SinkReport { name: "otlp", unsent: 7, trouble }];
-        Scene::new().with(|scene| scene.audit_sinks = AuditSinksReport { sinks, is_behind })
+        Scene::new().with(|scene| scene.audit.sinks = AuditSinksReport { sinks, is_behind })
     };
     of(None, false).finds(&[]);
     let said = of(Some("the collector answers 401"), false).finds(&[(Warning, "audit_sinks")]);
     assert!(said.contains("audit.otlp") && said.contains("401") && said.contains("7 wait"), "{said}");
     let said = of(Some("gone"), true).finds(&[(Error, "audit_sinks")]);
     assert!(said.contains("refused"), "{said}");
+}
+
+#[test]
+fn an_audit_file_that_is_moved_or_cannot_be_written() {
+    let of = |report: LogTroubleReport| Scene::new().with(|scene| scene.audit.trouble = report);
+    let trouble = || Some(SinkTrouble { since: *NOW - Duration::from_secs(7), error: "disk full".into() });
+    let full = of(LogTroubleReport { unwritable: trouble(), ..LogTroubleReport::default() });
+    let said = full.finds(&[(Error, "audit_unwritable")]);
+    assert!(said.contains("for 7 s (disk full)"), "{said}");
+    of(LogTroubleReport { lost_path: trouble(), ..LogTroubleReport::default() })
+        .finds(&[(Error, "audit_file_moved")]);
+    let moved = |hours: u64| {
+        let moved = MovedFile { name: "audit.log.1".into(), is_removed: false };
+        let at = *NOW - Duration::from_secs(hours * 3600);
+        of(LogTroubleReport { moved: Some((moved, at)), ..LogTroubleReport::default() })
+    };
+    let said = moved(1).finds(&[(Warning, "audit_file_moved")]);
+    assert!(said.contains("audit.log.1") && said.contains("logrotate"), "{said}");
+    moved(25).finds(&[]);
 }
 
 #[test]
