@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use super::NameError;
 use super::known_names::KnownAnswer;
@@ -15,6 +15,8 @@ use super::server_question::{ServerPart, shown};
 
 /// Questions in a row that a server leaves to another one.
 const SERVER_FAILS: u32 = 3;
+/// A trouble of which nothing was heard for this time is over, or of a name that is not used any more.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
 /// Names in trouble that are kept.
 const MOST_NAMES: usize = 128;
 
@@ -35,12 +37,12 @@ pub(super) struct NameTroubles(Mutex<Troubles>);
 
 #[derive(Default)]
 struct Troubles {
-    names: BTreeMap<String, NameTrouble>,
+    names: BTreeMap<String, (Instant, NameTrouble)>,
     servers: BTreeMap<SocketAddr, ServerTrouble>,
 }
 
-#[derive(Default)]
 struct ServerTrouble {
+    at: Instant,
     fails: u32,
     what: String,
 }
@@ -48,7 +50,7 @@ struct ServerTrouble {
 impl NameTroubles {
     /// The name has an answer of a name server, or needs none.
     pub(super) fn note_answer(&self, name: &str) {
-        if self.lock().names.remove(name).is_some_and(|trouble| trouble.is_served) {
+        if self.lock().names.remove(name).is_some_and(|(_, trouble)| trouble.is_served) {
             tracing::info!(name, "name servers answer again");
         }
     }
@@ -63,12 +65,13 @@ impl NameTroubles {
             what = format!("{what}; its addresses of {minutes} minutes ago stay in use");
         }
         let mut troubles = self.lock();
+        troubles.names.retain(|_, (at, _)| at.elapsed() < FORGOTTEN_AFTER);
         if troubles.names.len() >= MOST_NAMES && !troubles.names.contains_key(name) {
             return;
         }
         let trouble = NameTrouble { about: name.to_owned(), what, is_served };
-        let before = troubles.names.insert(name.to_owned(), trouble);
-        if is_served && before.is_none_or(|before| !before.is_served) {
+        let before = troubles.names.insert(name.to_owned(), (Instant::now(), trouble));
+        if is_served && before.is_none_or(|(_, before)| !before.is_served) {
             tracing::warn!(
                 name,
                 why = %error,
@@ -97,7 +100,9 @@ impl NameTroubles {
                 ServerPart::Silent => "it does not answer",
                 ServerPart::Failed(why) => why.as_str(),
             };
-            let trouble = troubles.servers.entry(*server).or_default();
+            let new = || ServerTrouble { at: Instant::now(), fails: 0, what: String::new() };
+            let trouble = troubles.servers.entry(*server).or_insert_with(new);
+            trouble.at = Instant::now();
             trouble.fails = trouble.fails.saturating_add(1);
             trouble.what = format!("{why}: last asked for {name}; another name server answers");
             if trouble.fails == SERVER_FAILS {
@@ -110,13 +115,16 @@ impl NameTroubles {
     /// The troubles of now.
     pub(super) fn report(&self) -> Vec<NameTrouble> {
         let troubles = self.lock();
+        let is_of_now = |at: &Instant| at.elapsed() < FORGOTTEN_AFTER;
+        let names = troubles.names.values().filter(|(at, _)| is_of_now(at));
         let servers = troubles.servers.iter().filter(|(_, trouble)| trouble.fails >= SERVER_FAILS);
+        let servers = servers.filter(|(_, trouble)| is_of_now(&trouble.at));
         let of_server = |(server, trouble): (&SocketAddr, &ServerTrouble)| NameTrouble {
             about: format!("name server {}", shown(*server)),
             what: trouble.what.clone(),
             is_served: true,
         };
-        troubles.names.values().cloned().chain(servers.map(of_server)).collect()
+        names.map(|(_, trouble)| trouble.clone()).chain(servers.map(of_server)).collect()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Troubles> {
