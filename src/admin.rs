@@ -35,6 +35,7 @@ use http::{Method, StatusCode};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::audit::log::{AuditLog, AuditObstacle};
 use crate::credentials::Credentials;
 use crate::downstream::session::Sealer;
 use crate::members::membership::{ForeignAddress, MembersHandle, ServingState};
@@ -57,6 +58,10 @@ const NOT_FOUND: &str =
     "there are /livez, /readyz, /metrics, /replica and, unless admin.page is off, the page /\n";
 /// The `degraded` text of `/readyz` while the cluster has no quorum.
 const LOCAL_READS_ONLY: &str = "local reads only";
+/// The `degraded` text of `/readyz` while calls are refused for an audit sink.
+const AUDIT_SINK_BEHIND: &str = "calls with audit records are refused, a sink takes none";
+/// The text of `/readyz` while the audit file of this replica cannot be written.
+const AUDIT_UNWRITABLE: &str = "the audit log cannot be written";
 
 /// Sources of the admin answers.
 pub struct AdminState {
@@ -66,6 +71,7 @@ pub struct AdminState {
     register: RevocationRegister,
     policy: Option<PolicyRegister>,
     metrics: Arc<Metrics>,
+    audit: Option<Arc<AuditLog>>,
     shards_alive: Arc<AtomicBool>,
     exit: Arc<Exit>,
 }
@@ -78,11 +84,12 @@ impl AdminState {
         credentials: Arc<Credentials>,
         sealer: Arc<Sealer>,
         (register, policy): (RevocationRegister, Option<PolicyRegister>),
-        metrics: Arc<Metrics>,
+        (metrics, audit): (Arc<Metrics>, Option<Arc<AuditLog>>),
         shards_turn: Arc<AtomicBool>,
         exit: Arc<Exit>,
     ) -> Self {
-        Self { members, credentials, sealer, register, policy, metrics, shards_alive: shards_turn, exit }
+        let shards_alive = shards_turn;
+        Self { members, credentials, sealer, register, policy, metrics, audit, shards_alive, exit }
     }
 
     /// Reason to send no calls to this replica; `None` if calls should be sent.
@@ -98,6 +105,10 @@ impl AdminState {
         }
         if self.policy.as_ref().is_some_and(|policy| !policy.status().is_known) {
             return Some("the stored policy is not known yet".into());
+        }
+        // The disk is this replica's own: another replica takes the writes that this one refuses.
+        if self.audit_obstacle() == Some(AuditObstacle::File) {
+            return Some(AUDIT_UNWRITABLE.into());
         }
         let members = self.members.snapshot.load();
         match members.serving() {
@@ -118,9 +129,22 @@ impl AdminState {
     /// Description of the missing calls while only a part of the calls is served; `None` if all calls or no
     /// calls are served.
     fn degraded_reason(&self) -> Option<&'static str> {
-        let serving = self.members.snapshot.load().serving();
-        (serving == ServingState::LocalReadsOnly && self.unready_reason().is_none())
-            .then_some(LOCAL_READS_ONLY)
+        if self.unready_reason().is_some() {
+            return None;
+        }
+        if self.has_local_reads_only() {
+            return Some(LOCAL_READS_ONLY);
+        }
+        // Replicas share the receiver: a balancer that drops all of them would leave no way to read.
+        (self.audit_obstacle() == Some(AuditObstacle::Sink)).then_some(AUDIT_SINK_BEHIND)
+    }
+
+    fn has_local_reads_only(&self) -> bool {
+        self.members.snapshot.load().serving() == ServingState::LocalReadsOnly
+    }
+
+    fn audit_obstacle(&self) -> Option<AuditObstacle> {
+        self.audit.as_ref().and_then(|audit| audit.obstacle())
     }
 
     /// Publishes readiness for gRPC's health service at every change, until the end of the process.
@@ -218,7 +242,8 @@ impl AdminState {
             metrics.temporary_grants.set(i64::try_from(policy.grants).unwrap_or(i64::MAX));
         }
         self.metrics.readiness.ready.set(self.unready_reason().is_none().into());
-        self.metrics.readiness.degraded.set(self.degraded_reason().is_some().into());
+        let is_degraded = self.degraded_reason() == Some(LOCAL_READS_ONLY);
+        self.metrics.readiness.degraded.set(is_degraded.into());
         let members = self.members.snapshot.load();
         self.metrics.members_age.set(members.confirmed.elapsed().as_secs_f64());
         self.metrics.member_figures.put(&member_figures::of(&members));

@@ -57,7 +57,7 @@ pub enum ReplicaState {
     /// `/readyz` answers 200 "ok".
     Serving,
     /// `/readyz` answers 200 "degraded": the cluster has no quorum, and only calls answerable by one member
-    /// alone are served.
+    /// alone are served; or calls with audit records are refused for a sink.
     Degraded,
     /// `/readyz` answers 503, for lack of a requirement.
     NotReady,

@@ -49,7 +49,7 @@ pub(super) fn admin_commands(
         Arc::clone(&parts.credentials),
         Arc::clone(&parts.sealer),
         (register.clone(), policy.clone()),
-        Arc::clone(&parts.metrics),
+        (Arc::clone(&parts.metrics), parts.audit.clone()),
         Arc::clone(shards_alive),
         Arc::clone(exit),
     );

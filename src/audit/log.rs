@@ -41,6 +41,15 @@ pub enum Reservation {
     Full,
 }
 
+/// The reason for which calls with records are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuditObstacle {
+    /// The file cannot be written: a matter of this replica.
+    File,
+    /// A sink beside the file is past its bound: replicas often share the receiver.
+    Sink,
+}
+
 /// The state of the log.
 #[derive(Clone, Debug, Default)]
 pub struct AuditReport {
@@ -118,18 +127,33 @@ impl AuditLog {
     /// # Errors
     /// The log cannot be written, a sink is past its bound, or there is no room for some seconds.
     pub async fn wait_for_room(&self, bytes: usize) -> Result<AuditPlace, AuditUnwritable> {
-        let place = self.queue.reserve(bytes).await;
+        // A disk that hangs makes no room while a call waits.
+        let hangs = self.trouble.unwritable(Instant::now()).is_some();
+        let place = if hangs { None } else { self.queue.reserve(bytes).await };
         place.ok_or_else(|| {
             self.queue.metrics.refused.inc();
             AuditUnwritable
         })
     }
 
+    /// Why calls with records are refused; `None` if they are served.
+    #[must_use]
+    pub fn obstacle(&self) -> Option<AuditObstacle> {
+        match self.on_full {
+            OnFull::Drop => None,
+            OnFull::Block if self.trouble.unwritable(Instant::now()).is_some() => Some(AuditObstacle::File),
+            OnFull::Block if self.queue.is_behind() || self.queue.is_held_by_sink() => {
+                Some(AuditObstacle::Sink)
+            }
+            OnFull::Block => None,
+        }
+    }
+
     /// The state of the log, for doctor.
     #[must_use]
     pub fn report(&self) -> AuditReport {
         let retention = self.retention.report(SystemTime::now());
-        AuditReport { retention, sinks: self.sinks(), trouble: self.trouble.report() }
+        AuditReport { retention, sinks: self.sinks(), trouble: self.trouble.report(Instant::now()) }
     }
 
     fn sinks(&self) -> AuditSinksReport {

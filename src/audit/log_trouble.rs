@@ -4,14 +4,26 @@
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use super::moved_file::MovedFile;
 use super::sink_state::SinkTrouble;
 
+/// A write that takes longer hangs: a disk that is frozen, or a file server that is gone.
+const HANGS: Duration = Duration::from_secs(5);
+
 /// The troubles of the process's audit file.
 #[derive(Debug, Default)]
-pub(super) struct LogTrouble(Mutex<LogTroubleReport>);
+pub(super) struct LogTrouble(Mutex<LogTroubleState>);
+
+#[derive(Debug, Default)]
+struct LogTroubleState {
+    report: LogTroubleReport,
+    /// When the present write began.
+    writing: Option<(Instant, SystemTime)>,
+    /// True if the log tells of the present write.
+    is_told: bool,
+}
 
 /// The troubles, for doctor.
 #[derive(Clone, Debug, Default)]
@@ -25,33 +37,58 @@ pub struct LogTroubleReport {
 }
 
 impl LogTrouble {
-    fn lock(&self) -> MutexGuard<'_, LogTroubleReport> {
+    fn lock(&self) -> MutexGuard<'_, LogTroubleState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes the begin of a write.
+    pub(super) fn note_writing(&self, now: Instant) {
+        self.lock().writing = Some((now, SystemTime::now()));
+    }
+
     pub(super) fn note_unwritable(&self, error: &io::Error) {
-        note(&mut self.lock().unwritable, error);
+        let mut state = self.lock();
+        (state.writing, state.is_told) = (None, false);
+        note(&mut state.report.unwritable, error);
     }
 
     pub(super) fn note_written(&self) {
-        self.lock().unwritable = None;
+        let mut state = self.lock();
+        (state.writing, state.is_told, state.report.unwritable) = (None, false, None);
     }
 
     /// Returns true if the path was right before.
     pub(super) fn note_lost_path(&self, error: &io::Error) -> bool {
-        note(&mut self.lock().lost_path, error)
+        note(&mut self.lock().report.lost_path, error)
     }
 
     pub(super) fn note_path(&self) {
-        self.lock().lost_path = None;
+        self.lock().report.lost_path = None;
     }
 
     pub(super) fn note_moved(&self, moved: MovedFile) {
-        self.lock().moved = Some((moved, SystemTime::now()));
+        self.lock().report.moved = Some((moved, SystemTime::now()));
     }
 
-    pub(super) fn report(&self) -> LogTroubleReport {
-        self.lock().clone()
+    /// Why the file cannot be written: the last write failed, or the present one hangs, which is logged once.
+    pub(super) fn unwritable(&self, now: Instant) -> Option<SinkTrouble> {
+        let mut state = self.lock();
+        if state.report.unwritable.is_some() {
+            return state.report.unwritable.clone();
+        }
+        let (began, since) = state.writing?;
+        if now.saturating_duration_since(began) < HANGS {
+            return None;
+        }
+        if !std::mem::replace(&mut state.is_told, true) {
+            tracing::error!("the audit log cannot be written: the disk does not answer");
+        }
+        Some(SinkTrouble { since, error: "the disk does not answer".into() })
+    }
+
+    pub(super) fn report(&self, now: Instant) -> LogTroubleReport {
+        let unwritable = self.unwritable(now);
+        LogTroubleReport { unwritable, ..self.lock().report.clone() }
     }
 }
 
@@ -59,4 +96,24 @@ fn note(trouble: &mut Option<SinkTrouble>, error: &io::Error) -> bool {
     let since = trouble.as_ref().map(|trouble| trouble.since);
     *trouble = Some(SinkTrouble { since: since.unwrap_or_else(SystemTime::now), error: error.to_string() });
     since.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_that_hangs_is_a_trouble_as_one_that_fails() {
+        let (trouble, now) = (LogTrouble::default(), Instant::now());
+        assert!(trouble.unwritable(now + 2 * HANGS).is_none(), "nothing is written");
+        trouble.note_writing(now);
+        assert!(trouble.unwritable(now + HANGS / 2).is_none());
+        assert!(trouble.unwritable(now + HANGS).is_some_and(|trouble| trouble.error.contains("answer")));
+        trouble.note_unwritable(&io::Error::other("disk full"));
+        assert!(trouble.unwritable(now).is_some_and(|trouble| trouble.error == "disk full"));
+        trouble.note_writing(now);
+        assert!(trouble.report(now).unwritable.is_some(), "the next attempt has no end yet");
+        trouble.note_written();
+        assert!(trouble.report(now + 2 * HANGS).unwritable.is_none());
+    }
 }

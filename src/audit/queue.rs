@@ -323,6 +323,11 @@ impl AuditQueue {
         self.is_behind.load(Ordering::Relaxed)
     }
 
+    /// True while a sink that fails holds all room of calls.
+    pub(super) fn is_held_by_sink(&self) -> bool {
+        self.failing_sinks.load(Ordering::Relaxed) > 0 && self.shares[0].free.available_permits() == 0
+    }
+
     /// Notes if a sink is behind by more than the kept files. Returns true if that is new.
     pub(super) fn note_behind(&self, is_behind: bool) -> bool {
         self.is_behind.swap(is_behind, Ordering::Relaxed) != is_behind

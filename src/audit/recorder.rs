@@ -286,8 +286,8 @@ impl Recorder {
             self.pass_on(lines, count, Some(room));
             if self.queue.note_failing(false) {
                 tracing::info!("the audit log is written again");
-                self.trouble.note_written();
             }
+            self.trouble.note_written();
         } else {
             self.chain.end = before;
             self.last_head = self.last_head.min(self.chain.end.seq);
@@ -366,6 +366,7 @@ impl Recorder {
         let Some(file) = &mut self.file else { return true };
         loop {
             let end = &self.chain.end;
+            self.trouble.note_writing(Instant::now());
             let Err(error) = file.append(lines, first, end, SystemTime::now()) else { return true };
             if self.queue.note_failing(true) {
                 tracing::error!(%error, "the audit log cannot be written");

@@ -491,6 +491,8 @@ fn with_a_full_disk_no_change_is_made_and_reads_go_on() {
         assert!((36..=44).contains(&made), "{made} changes had room in the queue");
         assert!(audited.member.was_called_again().is_none(), "nothing was sent");
         assert!(audited.keyward.metrics.audit.refused.get() > 0);
+        let line = audited.keyward.admin().state.line();
+        assert_eq!(line, "not ready: the audit log cannot be written");
         let script = async { audited.member.called(RANGE).await.reply(&ranged(1)).await };
         tokio::join!(client.call(RANGE, range("k")), script).0.message();
     });
