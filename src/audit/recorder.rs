@@ -300,6 +300,9 @@ impl Recorder {
     /// the room of their records.
     fn pass_on(&self, lines: Vec<u8>, count: u64, room: Option<BatchRoom>) {
         self.written.note(self.chain.end.seq);
+        if self.sinks.iter().all(SecondarySink::follows) {
+            return;
+        }
         let room = room.filter(|_| self.on_full == OnFull::Block).map(Arc::new);
         let batch = QueuedLines { lines: lines.into(), count, room, done: 0 };
         self.sinks.iter().for_each(|sink| sink.pass(&batch));

@@ -103,6 +103,11 @@ impl SecondarySink {
         Ok(Self { state, queue: own_queue, ended })
     }
 
+    /// True if the sink reads its lines from the files.
+    pub(super) fn follows(&self) -> bool {
+        self.queue.is_none()
+    }
+
     /// Passes a batch on that stands in no file. Never waits.
     pub(super) fn pass(&self, batch: &QueuedLines) {
         let Some(queue) = &self.queue else { return };

@@ -92,7 +92,10 @@ pub enum ChainFault {
     #[error("the line does not follow the line before: a line was changed, removed, added or moved")]
     Broken,
     /// The line does not follow the line before, and names a file that somebody else moved or removed.
-    #[error("the records before are in {file}, which somebody {}", removal(*.is_removed))]
+    #[error(
+        "the line does not follow the line before: the records before stood in {file}, which somebody {}",
+        removal(*.is_removed)
+    )]
     Moved {
         /// The file.
         file: String,
@@ -255,7 +258,7 @@ fn gap(line: &ChainedLine<'_>) -> ChainFault {
 }
 
 fn removal(is_removed: bool) -> &'static str {
-    if is_removed { "removed: they are lost" } else { "moved: name that file, too" }
+    if is_removed { "removed" } else { "moved: is it whole, and among these files?" }
 }
 
 impl fmt::Display for ChainReport {
