@@ -252,7 +252,7 @@ impl Reload {
         match self.texts.cut_short(&texts) {
             Some(path) if trigger == ReloadTrigger::ChangedFile => Err(format!(
                 "{}: was written in place, and has only the beginning of the text in force; the rest may be to \
-                 come, or the disk may be full; `keyward reload` takes it as it is",
+                 come, or the disk is full; `keyward reload` takes it as it is",
                 path.display()
             )),
             _ => Ok(texts),

@@ -1,4 +1,4 @@
-//! What keeps the audit file from being written, or from standing at its path.
+//! The trouble that keeps the audit file from being written, or from standing at its path.
 //!
 //! Owns: the present trouble and the last one, for doctor. Must not know: how a file is written.
 

@@ -208,7 +208,7 @@ where
 
     /// Ready once the connection is closed because the rest of a head is late.
     fn poll_late_head(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // What was read up to now is of requests that were begun; more may be, where heads are sent ahead.
+        // The bytes read up to now are of requests that were begun; more may be, where heads are sent ahead.
         if std::mem::replace(&mut self.requests, self.streams.begun()) != self.streams.begun()
             || self.streams.is_serving()
         {

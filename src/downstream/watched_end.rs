@@ -42,7 +42,7 @@ impl<T> WatchedEnd<T> {
         self.0.borrow().has_read
     }
 
-    /// What was read is the past.
+    /// Forgets that bytes were read.
     pub(super) fn forget_reads(&self) {
         self.0.borrow_mut().has_read = false;
     }

@@ -44,7 +44,7 @@ pub struct Coalesce<T, O = AsTheyCome> {
     outgoing: O,
 }
 
-/// What becomes of accepted bytes on their way into the buffer. The number of bytes may change.
+/// The change of accepted bytes on their way into the buffer. The number of bytes may change.
 pub trait OutgoingBytes {
     /// Appends what the accepted bytes become.
     fn append(&mut self, bytes: &[u8], to: &mut WriteBuffer);

@@ -50,7 +50,7 @@ struct Exporter<T> {
     not_before: Option<Instant>,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 enum SentRequest {
     /// The collector has the items, except for this number.
     Taken { refused: u64 },

@@ -163,7 +163,7 @@ impl ConnectionShutdown {
             return None;
         }
         self.figures.ended(EndReason::NoCall).inc();
-        // What is open is another protocol, which has taken the connection over.
+        // The open stream is another protocol, which has taken the connection over.
         let goodbye = if activity.has_streams() { GOODBYE } else { LONG_GOODBYE };
         self.unused_until = Some(Instant::now() + goodbye);
         Some(ShutdownStep::Leave)
