@@ -251,8 +251,8 @@ impl Reload {
         let texts = self.read_texts().await;
         match self.texts.cut_short(&texts) {
             Some(path) if trigger == ReloadTrigger::ChangedFile => Err(format!(
-                "{}: was written in place, and has only the beginning of the text in force; the rest may be to \
-                 come, or the disk is full; `keyward reload` takes it as it is",
+                "{}: was written in place, and has only the beginning of the text in force; the rest may \
+                 be to come, or the disk is full; `keyward reload` takes it as it is",
                 path.display()
             )),
             _ => Ok(texts),
@@ -503,7 +503,7 @@ mod tests {
             matches!(&outcome, ReloadOutcome::Refused(faults) if faults[0].contains("only the beginning")),
             "{outcome:?}"
         );
-        assert_eq!(reload.current.policy.mode, crate::config::PolicyMode::Enforce);
+        assert_eq!(reload.current.policy.mode, config::PolicyMode::Enforce);
         std::fs::write(&path, &whole).unwrap();
         assert!(reload.read_again(ReloadTrigger::ChangedFile).await.is_applied());
         assert!(reload.state.load().weaker.is_empty());

@@ -42,6 +42,9 @@ const MOST_LEASES: usize = 256;
 const ROUNDS: usize = 3;
 /// Time for all questions of a call: etcd's own request timeout.
 const PATIENCE: Duration = Duration::from_secs(7);
+/// Time for the answer of a member while another can be asked: a member that passes the question on to a lost
+/// leader answers after seven seconds.
+const ANSWER: Duration = Duration::from_secs(2);
 /// Largest list of a lease's keys read by Keyward.
 const LARGEST_ANSWER: usize = 1024 * 1024;
 
@@ -167,14 +170,21 @@ impl PermissionProbe {
         Ok(answer.map_err(|_unreadable| Unproved::Unknown(Refusal::NOTHING_SENT))?.keys)
     }
 
-    /// Asks one member, and after a failure of the member another.
+    /// Asks one member, and after a failure of the member, or without its answer in time, another.
     async fn ask(&self, path: &'static str, message: &[u8], wanted: MemberTarget) -> Result<Bytes, Unproved> {
         let mut tried: Vec<MemberId> = Vec::new();
         let mut last = Refusal::NO_LEADER;
         while tried.len() < ROUNDS {
             let Some(member) = self.choose(wanted, &tried) else { break };
             tried.push(member.id);
-            match ask_at_length(&self.upstream, &self.user, &member, path, message, LARGEST_ANSWER).await {
+            let asking = ask_at_length(&self.upstream, &self.user, &member, path, message, LARGEST_ANSWER);
+            let answer = match self.choose(wanted, &tried) {
+                Some(_another) if tried.len() < ROUNDS => {
+                    timeout(ANSWER, asking).await.unwrap_or(Err(ReadError::Lost))
+                }
+                _ => asking.await,
+            };
+            match answer {
                 Ok(answer) => return Ok(answer),
                 Err(ReadError::Refused(status)) if !is_trouble(&status) => {
                     return Err(Unproved::Denied(in_etcds_form(path, status)));

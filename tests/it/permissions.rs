@@ -212,6 +212,33 @@ fn a_lease_is_revoked_only_by_who_may_write_its_keys() {
     });
 }
 
+/// A member that passes the question on to a lost leader answers after seven seconds, and the stream would end with the question.
+#[test]
+fn a_question_without_an_answer_is_asked_at_another_member() {
+    paused(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_policy(&folder, &(allow("'write'", "prefix = '/a/'") + &allow("'lease'", "")), "");
+        let members = [Member::new(1, &Tasks::default()), Member::new(2, &Tasks::default())];
+        let [one, two] = &members;
+        let keyward = Keyward::at(&[one, two], AuthSetting::On, folder.path(), "", &settings("enforce"));
+        let alice = keyward.logged_in("alice").await;
+        let mut stream = alice.open(KEEP_ALIVE).await.expect("open");
+        stream.say(&renew(7)).await;
+        let (_silent, other) = tokio::select! {
+            call = one.called(TIME_TO_LIVE) => (call, two),
+            call = two.called(TIME_TO_LIVE) => (call, one),
+        };
+        other.called(TIME_TO_LIVE).await.reply(&keys_of_lease(&["/a/1"])).await;
+        let mut call = tokio::select! {
+            call = one.called(KEEP_ALIVE) => call,
+            call = two.called(KEEP_ALIVE) => call,
+        };
+        call.messages.next().await.expect("a renewal");
+        call.say(&renewed(7, 5)).await.expect("taken");
+        stream.next().await.expect("renewed");
+    });
+}
+
 #[test]
 fn a_lease_is_renewed_only_by_who_may_write_its_keys() {
     paused(async {
