@@ -107,6 +107,7 @@ async fn exchange(peer: ClientPeer, workload: Workload, operations: usize) {
         }
     };
     if workload == Workload::Idle {
+        exchange.client.begin();
         // One wait, since a timer reads the clock.
         return exchange.wait(WAIT.saturating_mul(u32::try_from(operations).unwrap_or(u32::MAX))).await;
     }

@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import Callable
 
-from folder import ROOT, TABLES, tomllib
+from folder import CACHE, ROOT, TABLES, tomllib
 
 PROFILE = ("--profile", "ci", "--locked")
 # How tests are built: with the programs of benches, and with planted faults, of which each is off until the simulation's checker is checked.
@@ -242,7 +242,8 @@ def page(run):
 
 def demo(run):
     """On the build that the tests made: dev-dependencies add features, without which everything above is compiled again."""
-    return run.command("./deploy/demo", "--once", limit=10, KEYWARD_BIN=run.folder / "ci")
+    # The folder of a build goes with the next change of a dependency, and a later run may have no network.
+    return run.command("./deploy/demo", "--once", limit=10, KEYWARD_BIN=run.folder / "ci", DEMO_CACHE=CACHE.parent)
 
 
 ABOUT = {
