@@ -2,11 +2,11 @@
 //! the tools that count instructions, allocations and copied bytes (`benches/budget/run`).
 //!
 //! ```text
-//! canned_exchange keyward|direct put|range|large_range|watch|shared_watch|idle OPERATIONS
+//! canned_exchange keyward|direct put|range|large_range|watch|shared_watch OPERATIONS
 //! ```
 //!
 //! With `direct`, the client's connection leads to the member: the cost of client, member and pipes alone. Owns: the
-//! order of the exchange. Every answer is checked: a wrong answer ends the process. An operation of `idle` is a wait.
+//! order of the exchange. Every answer is checked: a wrong answer ends the process.
 
 mod canned_client;
 mod canned_member;
@@ -17,16 +17,13 @@ mod workload;
 
 use std::future::{Future, poll_fn};
 use std::io::Write as _;
-use std::pin::pin;
 use std::process::ExitCode;
 use std::task::Poll;
-use std::time::{Duration, Instant};
 
 use keyward::gateway::pipeline;
 use keyward::tasks::Tasks;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::mpsc;
-use tokio::time::sleep;
 
 use canned_client::CannedClient;
 use canned_member::CannedMember;
@@ -36,9 +33,6 @@ use workload::{AT_ONCE, FIRST_REVISION, Workload};
 
 /// Connections to the member at the same time: more than Keyward opens.
 const DOOR: usize = 16;
-/// The length of an operation of `idle`.
-const WAIT: Duration = Duration::from_millis(4);
-
 /// The answering side of the client's connection.
 #[derive(Clone, Copy)]
 enum ClientPeer {
@@ -57,21 +51,15 @@ fn main() -> ExitCode {
     let (Some(workload), Ok(operations)) = (Workload::named(workload), operations.parse()) else {
         return usage();
     };
-    let began = Instant::now();
     let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
     runtime.expect("a runtime").block_on(exchange(peer, workload, operations));
     let future = future_size(pipeline::serve);
-    let milliseconds = began.elapsed().as_millis();
-    let printed = writeln!(
-        std::io::stdout(),
-        "operations {operations}\nfuture_bytes {future}\nmilliseconds {milliseconds}"
-    );
+    let printed = writeln!(std::io::stdout(), "operations {operations}\nfuture_bytes {future}");
     if printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn usage() -> ExitCode {
-    let usage =
-        "usage: canned_exchange keyward|direct put|range|large_range|watch|shared_watch|idle OPERATIONS";
+    let usage = "usage: canned_exchange keyward|direct put|range|large_range|watch|shared_watch OPERATIONS";
     // Without stderr, the exit code alone tells the fault.
     drop(writeln!(std::io::stderr(), "{usage}"));
     ExitCode::from(64)
@@ -106,11 +94,6 @@ async fn exchange(peer: ClientPeer, workload: Workload, operations: usize) {
             (exchange, None)
         }
     };
-    if workload == Workload::Idle {
-        exchange.client.begin();
-        // One wait, since a timer reads the clock.
-        return exchange.wait(WAIT.saturating_mul(u32::try_from(operations).unwrap_or(u32::MAX))).await;
-    }
     for _ in 0..operations / AT_ONCE {
         exchange.turn(workload).await;
     }
@@ -153,7 +136,6 @@ impl CannedExchange {
                 (0..AT_ONCE).for_each(|_| self.client.send_call());
                 self.until_received(AT_ONCE, AT_ONCE).await;
             }
-            Workload::Idle => {}
             Workload::Watch | Workload::SharedWatch => {
                 self.revision += 1;
                 self.member.send_events(self.revision);
@@ -162,17 +144,6 @@ impl CannedExchange {
                 assert_eq!(header.map(|header| header.revision), Some(self.revision));
             }
         }
-    }
-
-    /// Drives client and member for a time.
-    async fn wait(&mut self, length: Duration) {
-        let mut waiting = pin!(sleep(length));
-        poll_fn(|cx| {
-            self.member.poll_requests(cx);
-            assert_eq!(self.client.poll_answers(cx), (0, 0), "nothing was asked");
-            waiting.as_mut().poll(cx)
-        })
-        .await;
     }
 
     /// Drives client and member until the client has received these messages and ends of streams, and no more.

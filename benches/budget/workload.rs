@@ -33,8 +33,6 @@ pub(crate) enum Workload {
     Watch,
     /// An event delivered to a watch; [`AT_ONCE`] watches of the key, all on one stream.
     SharedWatch,
-    /// A wait: for what is done by the clock.
-    Idle,
 }
 
 impl Workload {
@@ -45,7 +43,6 @@ impl Workload {
             "large_range" => Some(Self::LargeRange),
             "watch" => Some(Self::Watch),
             "shared_watch" => Some(Self::SharedWatch),
-            "idle" => Some(Self::Idle),
             _ => None,
         }
     }
@@ -74,14 +71,14 @@ impl Workload {
                 let answer = RangeResponse { header, kvs: vec![kv], more: false, count: 1 };
                 ("/etcdserverpb.KV/Range", request.encode_to_vec(), answer.encode_to_vec())
             }
-            Self::Watch | Self::SharedWatch | Self::Idle => ("", Vec::new(), Vec::new()),
+            Self::Watch | Self::SharedWatch => ("", Vec::new(), Vec::new()),
         }
     }
 
     /// Watch streams, and watches on each stream.
     pub(crate) fn watches(self) -> (usize, usize) {
         match self {
-            Self::Put | Self::Range | Self::LargeRange | Self::Idle => (0, 0),
+            Self::Put | Self::Range | Self::LargeRange => (0, 0),
             Self::Watch => (AT_ONCE, 1),
             Self::SharedWatch => (1, AT_ONCE),
         }
