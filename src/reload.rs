@@ -273,7 +273,8 @@ impl Reload {
         };
         match outcome {
             Ok(applied) => {
-                self.texts = texts;
+                // The configuration may name files that the one before did not.
+                self.texts = texts.with_new_files(self.read_texts().await);
                 self.metrics.reloads.inc();
                 show_accepted(&self.metrics, &self.current);
                 ReloadOutcome::Applied(applied)

@@ -57,6 +57,14 @@ impl TextsInForce {
         Self(read.map(|(text, path)| (path, text)).collect())
     }
 
+    /// Adds the texts of `later` whose files were not named before.
+    pub(super) fn with_new_files(mut self, later: Self) -> Self {
+        for (path, text) in later.0 {
+            self.0.entry(path).or_insert(text);
+        }
+        self
+    }
+
     /// A file of `now` that has only the beginning of the text in force.
     pub(super) fn cut_short(&self, now: &Self) -> Option<&Path> {
         let cut = now.0.iter().find(|(path, text)| self.0.get(*path).is_some_and(|known| text.is_cut(known)));
@@ -93,5 +101,13 @@ mod tests {
         fs::write(at("new"), "[listener]\n").unwrap();
         fs::rename(at("new"), &config).unwrap();
         assert_eq!(is_cut(), None);
+        // A file named since is known, and one that was known keeps the text that was read for it.
+        let later = TextsInForce::read([config.clone(), at("new.toml")]);
+        assert_eq!(later.0.len(), 1);
+        fs::write(at("new.toml"), whole).unwrap();
+        let both = in_force.with_new_files(TextsInForce::read([config.clone(), at("new.toml")]));
+        fs::write(at("new.toml"), "[listener]\n").unwrap();
+        let now = TextsInForce::read([config, at("new.toml")]);
+        assert_eq!(both.cut_short(&now), Some(&*at("new.toml")));
     }
 }
