@@ -355,17 +355,11 @@ impl Reload {
         }
         let prepared = self.parts.iter().map(|part| (part.prepare)(&self.current, &config));
         let ready: Vec<Option<PreparedPart>> = prepared.collect::<Result<_, _>>()?;
-        if let Some(records) = &self.records {
-            records.record_published();
-        }
-        let mut applied = AppliedReload::default();
-        for PreparedPart { changes, publish } in ready.into_iter().flatten() {
-            publish();
-            for change in changes {
-                tracing::info!(change, "configuration reloaded");
-                applied.changes.push(change);
-            }
-        }
+        let publish = || publish_parts(ready);
+        let mut applied = match &self.records {
+            Some(records) => records.of_reload(publish),
+            None => publish(),
+        };
         if applied.changes.is_empty() {
             tracing::info!("configuration read again: nothing has changed that can change while running");
         } else {
@@ -382,6 +376,19 @@ impl Reload {
         self.current = config;
         Ok(applied)
     }
+}
+
+/// Publishes the parts, and tells each change.
+fn publish_parts(ready: Vec<Option<PreparedPart>>) -> AppliedReload {
+    let mut applied = AppliedReload::default();
+    for PreparedPart { changes, publish } in ready.into_iter().flatten() {
+        publish();
+        for change in changes {
+            tracing::info!(change, "configuration reloaded");
+            applied.changes.push(change);
+        }
+    }
+    applied
 }
 
 /// Shows in the metrics that `config`, read just now, is in force, and the expiry of its certificates.

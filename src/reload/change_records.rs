@@ -27,8 +27,15 @@ use crate::published::Published;
 pub struct ChangeRecords {
     audit: Arc<AuditLog>,
     identities: Arc<Published<Identities>>,
-    /// The policy recorded last.
-    recorded: Rc<RefCell<PolicyInForce>>,
+    state: Rc<RefCell<RecordedPolicy>>,
+}
+
+/// The policy recorded last, and the change by a reload whose record is still to come.
+#[derive(Debug)]
+struct RecordedPolicy {
+    policy: PolicyInForce,
+    /// The change by the reload under way. Later changes are recorded after it.
+    by_reload: Option<Option<PolicyChange>>,
 }
 
 /// The parts of a policy in force by which records tell one policy from another.
@@ -42,6 +49,7 @@ struct PolicyInForce {
 }
 
 /// The differences of the policy in force from the policy before.
+#[derive(Debug)]
 struct PolicyChange {
     generation: String,
     /// The modes before and now, if they differ.
@@ -57,9 +65,9 @@ impl ChangeRecords {
     #[must_use]
     pub fn new(audit: Option<&Arc<AuditLog>>, identities: &Arc<Published<Identities>>) -> Option<Self> {
         let audit = Arc::clone(audit.filter(|audit| audit.has(AuditEvent::Admin))?);
-        let recorded = PolicyInForce::of(identities.load().policy());
-        let (identities, recorded) = (Arc::clone(identities), Rc::new(RefCell::new(recorded)));
-        Some(Self { audit, identities, recorded })
+        let policy = PolicyInForce::of(identities.load().policy());
+        let state = Rc::new(RefCell::new(RecordedPolicy { policy, by_reload: None }));
+        Some(Self { audit, identities: Arc::clone(identities), state })
     }
 
     /// Records every change of the policy in force that no reload made, for ever.
@@ -73,15 +81,29 @@ impl ChangeRecords {
         }
     }
 
-    /// Records the policy in force, if it was not yet recorded: a reload is about to publish the next.
-    pub(super) fn record_published(&self) {
-        if let Some(change) = self.take_change() {
+    /// Records the policy in force, if it was not yet recorded and no reload's record is to come before.
+    fn record_published(&self) {
+        if self.state.borrow().by_reload.is_none()
+            && let Some(change) = self.take_change()
+        {
             let reason = change.to_string();
             self.record("policy", Some(&change), &reason, "done", None);
         }
     }
 
-    /// Records a reload with its outcome, and the change of the policy by the reload.
+    /// Publishes the parts of a reload by `publish`, without a wait, and keeps the change of the policy for
+    /// the reload's record: the reload waits for files in between, and a change that others publish
+    /// meanwhile is not the reload's.
+    pub(super) fn of_reload<T>(&self, publish: impl FnOnce() -> T) -> T {
+        self.record_published();
+        let published = publish();
+        let change = self.take_change();
+        self.state.borrow_mut().by_reload = Some(change);
+        published
+    }
+
+    /// Records a reload with its outcome and the change of the policy by the reload, then what others published
+    /// since.
     pub(super) fn record_reload(&self, trigger: ReloadTrigger, outcome: &ReloadOutcome) {
         let (result, sentences) = match outcome {
             ReloadOutcome::Applied(applied) => ("done", &applied.changes),
@@ -95,12 +117,14 @@ impl ChangeRecords {
             ReloadTrigger::Command { uid } => uid,
             ReloadTrigger::Signal | ReloadTrigger::ChangedFile => None,
         };
-        self.record("reload", self.take_change().as_ref(), &reason, result, uid);
+        let change = self.state.borrow_mut().by_reload.take().flatten();
+        self.record("reload", change.as_ref(), &reason, result, uid);
+        self.record_published();
     }
 
     fn take_change(&self) -> Option<PolicyChange> {
         let now = PolicyInForce::of(self.identities.load().policy());
-        let before = self.recorded.replace(now.clone());
+        let before = std::mem::replace(&mut self.state.borrow_mut().policy, now.clone());
         (now != before).then(|| PolicyChange::between(before, now))
     }
 
@@ -187,11 +211,15 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::config;
+    use crate::config::reload_request::AppliedReload;
+    use crate::config::{self, Config};
+    use crate::credentials::{CredentialSettings, Credentials};
+    use crate::dial::names::NameResolver;
+    use crate::members::membership::ControlChannels;
     use crate::policy::rules_in_force::RulesInForce;
+    use crate::telemetry::metrics::Metrics;
 
-    fn policy(mode: &str, binding: &str, at: SystemTime) -> PolicyInForce {
-        let folder = tempfile::tempdir().unwrap();
+    fn configured(folder: &tempfile::TempDir, mode: &str, binding: &str) -> Config {
         let rules = format!(
             "[[role]]\nname = 'reader'\nallow = [{{ actions = ['read'], everything = true }}]\n\
              [[binding]]\npeer = 'listener:a'\nroles = ['reader']\n{binding}"
@@ -200,10 +228,14 @@ mod tests {
         let path = folder.path().join("keyward.toml");
         let text = format!(
             "listener = [{{ name = 'a', address = '127.0.0.1:1' }}]\ncluster.endpoints = ['http://127.0.0.1:2']\n\
-             policy = {{ mode = '{mode}', file = 'policy.toml' }}\n"
+             policy = {{ mode = '{mode}', file = 'policy.toml' }}\naudit.file = 'audit.log'\n"
         );
         std::fs::write(&path, text).unwrap();
-        let (config, _) = config::load(&path).unwrap_or_else(|faults| panic!("{faults}"));
+        config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0
+    }
+
+    fn policy(mode: &str, binding: &str, at: SystemTime) -> PolicyInForce {
+        let config = configured(&tempfile::tempdir().unwrap(), mode, binding);
         PolicyInForce::of(&Policy::of(&config, &RulesInForce::Configured, at))
     }
 
@@ -230,5 +262,44 @@ mod tests {
             (change.modes, &*change.to_string()),
             (Some(("off", "shadow")), "the policy's settings changed")
         );
+    }
+
+    /// A reload waits for files between its publication and its record. The task that follows publications
+    /// runs meanwhile, and others publish.
+    #[test]
+    fn a_change_is_recorded_by_the_reload_that_made_it_and_later_ones_after_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = configured(&folder, "enforce", "");
+        let (credentials, _) =
+            Credentials::new(CredentialSettings::default(), ControlChannels::default()).unwrap();
+        let identities = |config: &Config| {
+            Identities::of(config, &RulesInForce::Configured, &credentials, SystemTime::now())
+        };
+        let published = Arc::new(Published::new(identities(&config)));
+        let metrics = Metrics::new(Vec::new()).audit;
+        let settings = config.audit.as_ref().expect("an audit log");
+        let (audit, closed) = AuditLog::start(settings, &NameResolver::of_machine(None), metrics).unwrap();
+        let records = ChangeRecords::new(Some(&audit), &published).expect("admin events");
+        let publish = |mode| published.publish(identities(&configured(&folder, mode, "")));
+
+        records.of_reload(|| publish("off"));
+        records.record_published();
+        publish("shadow");
+        records.record_published();
+        records.record_reload(ReloadTrigger::Signal, &ReloadOutcome::Applied(AppliedReload::default()));
+        publish("enforce");
+        records.record_published();
+        records.record_published();
+        drop((records, audit, closed));
+
+        let text = std::fs::read_to_string(folder.path().join("audit.log")).unwrap();
+        let told = text.lines().filter(|line| line.contains("\"admin\"")).map(|line| {
+            let record: serde_json::Value = serde_json::from_str(line).unwrap();
+            ["command", "policy_mode_before", "policy_mode"]
+                .map(|key| record[key].as_str().unwrap().to_owned())
+        });
+        let expected =
+            [["reload", "enforce", "off"], ["policy", "off", "shadow"], ["policy", "shadow", "enforce"]];
+        assert_eq!(told.collect::<Vec<_>>(), expected.map(|one| one.map(str::to_owned)));
     }
 }
