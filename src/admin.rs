@@ -8,6 +8,7 @@
 pub mod doctor;
 pub mod drain;
 mod http_server;
+pub mod machine_troubles;
 mod member_figures;
 pub mod operator_actions;
 pub mod other_replicas;
@@ -46,6 +47,7 @@ use crate::telemetry::metrics::{CounterFamily, Metrics};
 use crate::telemetry::writer::LOSSES;
 use drain::{Exit, Stage};
 pub use http_server::serve;
+use machine_troubles::MachineTroubles;
 use status::{AbsentRow, ClusterStatus, ForeignRow, MemberRow, Replica, ReplicaStatus, UnansweredRow};
 
 /// Interval for polling the parts of readiness without a change notification.
@@ -74,6 +76,7 @@ pub struct AdminState {
     audit: Option<Arc<AuditLog>>,
     shards_alive: Arc<AtomicBool>,
     exit: Arc<Exit>,
+    troubles: MachineTroubles,
 }
 
 impl AdminState {
@@ -83,13 +86,13 @@ impl AdminState {
         members: MembersHandle,
         credentials: Arc<Credentials>,
         sealer: Arc<Sealer>,
-        (register, policy): (RevocationRegister, Option<PolicyRegister>),
+        (register, policy, troubles): (RevocationRegister, Option<PolicyRegister>, MachineTroubles),
         (metrics, audit): (Arc<Metrics>, Option<Arc<AuditLog>>),
         shards_turn: Arc<AtomicBool>,
         exit: Arc<Exit>,
     ) -> Self {
         let shards_alive = shards_turn;
-        Self { members, credentials, sealer, register, policy, metrics, audit, shards_alive, exit }
+        Self { members, credentials, sealer, register, policy, metrics, audit, shards_alive, exit, troubles }
     }
 
     /// Reason to send no calls to this replica; `None` if calls should be sent.
@@ -235,6 +238,7 @@ impl AdminState {
         self.metrics
             .revocation_entries
             .set(i64::try_from(self.register.revocations().len()).unwrap_or(i64::MAX));
+        self.troubles.measure(&self.metrics);
         if let Some(policy) = self.policy.as_ref().map(PolicyRegister::status) {
             let metrics = &self.metrics.policy_store;
             metrics.age.set(policy.age().as_secs_f64());

@@ -14,6 +14,7 @@ pub mod config_writer;
 mod connection_end_report;
 pub mod control_runtime;
 pub mod hash_password;
+mod kept_state;
 mod listeners;
 mod member_connections;
 pub mod policy_checks;
@@ -40,6 +41,7 @@ use tokio::time::Instant;
 use self::admin_interfaces::{admin_commands, open_admin};
 use self::cluster_reset::ClusterReset;
 use self::control_runtime::{ControlRuntime, EndSignals};
+use self::kept_state::start_revocations;
 use self::listeners::Listeners;
 use self::member_connections::{machine_names, member_connector};
 use self::protection::control_shedding;
@@ -64,6 +66,7 @@ use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls, ListenerT
 use crate::downstream::session::{NoSessionKey, Sealer};
 use crate::gateway::login::service::LoginService;
 use crate::io::descriptor_limit::{DescriptorRoom, raise_descriptor_limit};
+use crate::io::kept_file::KeptFileStatus;
 use crate::io::listening_sockets::NamedSocket;
 use crate::io::service_manager;
 use crate::members::discovery::{Members, ProbeLogin, SeedList};
@@ -72,7 +75,7 @@ use crate::own_keys::OwnKeysUpstream;
 use crate::published::Published;
 use crate::refusal::RefusalReason;
 use crate::reload::{self, Reload, ReloadCheck, ReloadPart, ReloadPartName};
-use crate::revocation::{RevocationRegister, StateFileError};
+use crate::revocation::StateFileError;
 use crate::rpc::method::METHODS;
 use crate::shard::Shard;
 use crate::tasks::Tasks;
@@ -205,7 +208,7 @@ async fn run(
     let changing = running.reload_parts(&listeners);
     let reload = Reload::new(sources, &config, trials, changing, state, Arc::clone(metrics));
     let reload = reload.with_told_warnings(&warnings).with_files_at_start(files);
-    let reload = reload.with_records(running.rules.records());
+    let reload = reload.with_records(running.rules.records()).with_kept_texts(running.kept_texts);
     tasks.spawn("reload", reload.run(running.reload_requests, hangups)).detach();
     report_started(&config, descriptors);
     tasks.spawn("successor", successor::start_at_signals(successor_requests)).detach();
@@ -274,6 +277,7 @@ pub struct Running {
     probe: ProbeLogin,
     seeds: SeedList,
     rules: PublishedRules,
+    kept_texts: Option<KeptFileStatus>,
     /// Write the last audit records, and send the last spans and log records, at the end.
     _end_guards: (Option<AuditCloseGuard>, Option<ExportGuards>),
 }
@@ -315,9 +319,7 @@ pub fn build(
     );
     let upstream =
         OwnKeysUpstream { members: members.clone(), channels, credentials: Arc::clone(&credentials) };
-    let (register, keeper) =
-        RevocationRegister::open(&config.revocation, upstream.clone(), Arc::clone(&sealer))?;
-    tasks.spawn("revocations", keeper.run()).detach();
+    let register = start_revocations(config, &upstream, &sealer, tasks)?;
     let rules = RulesAtStart::open(config, &upstream, &metrics);
     reset.set_state_holders(&credentials, &logins, &register);
     follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
@@ -349,7 +351,8 @@ pub fn build(
     start_shedding(&parts, tasks);
     let (exit, shards_alive) = (Arc::new(Exit::default()), Arc::new(AtomicBool::new(true)));
     let connections = connection_table(&parts);
-    let (stores, (reload, reload_requests)) = ((register, policy), reload_requests());
+    let kept_texts = reload::kept_texts(config);
+    let (stores, (reload, reload_requests)) = ((register, policy, kept_texts.clone()), reload_requests());
     let admin = admin_commands(&parts, (&pages, names), &connections, stores, reload, &shards_alive, &exit);
     Ok(Running {
         parts,
@@ -365,6 +368,7 @@ pub fn build(
         probe,
         seeds,
         rules,
+        kept_texts,
         _end_guards: (audit_guard, export_guards),
     })
 }

@@ -5,6 +5,7 @@ pub mod descriptor_limit;
 pub mod file_replacement;
 pub mod http2_body;
 pub mod http_get;
+pub mod kept_file;
 pub mod kill_switch;
 pub mod listening_sockets;
 pub mod memory_limit;

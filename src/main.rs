@@ -46,6 +46,7 @@ use keyward::audit::head_signature;
 use keyward::audit::record::Timestamp;
 use keyward::audit::search::{AuditSearch, FoundRecord};
 use keyward::config::{self, Config, ConfigFaults, ConfigSources, ConfigWarning};
+use keyward::reload;
 use keyward::telemetry;
 use keyward::telemetry::printable;
 use serde::Serialize;
@@ -547,7 +548,7 @@ fn serve(sources: ConfigSources, takes_over: bool, control: io::Result<ControlRu
         Ok(control) => control,
         Err(error) => return fail(&format!("cannot start: {error}"), ExitCode::FAILURE),
     };
-    match sources.load() {
+    match reload::load_for_start(&sources) {
         Ok((config, warnings)) => serve_with(config, warnings, sources, (takes_over, control)),
         Err(faults) => refuse(&faults, &sources),
     }

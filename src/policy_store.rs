@@ -15,7 +15,6 @@ mod prefix;
 mod state_file;
 mod temporary_grant;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -30,6 +29,7 @@ use self::state_file::PolicyState;
 use self::temporary_grant::TemporaryGrant;
 use crate::config::policy_document::PolicyDocument;
 use crate::config::{self, Config, PolicyInEtcd};
+use crate::io::kept_file::{self, KeptFile, KeptFileStatus};
 use crate::members::membership::ChangeReceiver;
 use crate::own_keys::{OwnKeysUpstream, PrefixLogin, SeenPrefix};
 use crate::policy::rules_in_force::RulesInForce;
@@ -81,6 +81,7 @@ pub struct PolicyRegister {
     orders: mpsc::Sender<PolicyOrder>,
     status: Arc<ArcSwap<PolicyStoreStatus>>,
     login: PrefixLogin,
+    state_file: Option<KeptFileStatus>,
 }
 
 struct PolicyOrder {
@@ -94,7 +95,7 @@ struct PolicyOrder {
 pub struct PolicyKeeper {
     orders: mpsc::Receiver<PolicyOrder>,
     prefix: PolicyPrefix,
-    state_file: Option<PathBuf>,
+    state_file: Option<KeptFile>,
     status: Arc<ArcSwap<PolicyStoreStatus>>,
     metrics: PolicyStoreMetrics,
     good: LastGood,
@@ -138,11 +139,19 @@ impl PolicyRegister {
             opened_at,
         };
         let status = Arc::new(ArcSwap::from_pointee(status));
-        let register = Self { orders: sender, status: Arc::clone(&status), login: prefix.keys.login() };
+        let older = "a restart without etcd begins with an older policy";
+        let of_file = |path| KeptFileStatus::new("policy.state_file", path, older);
+        let state_file = settings.state_file.clone().map(of_file);
+        let register = Self {
+            orders: sender,
+            status: Arc::clone(&status),
+            login: prefix.keys.login(),
+            state_file: state_file.clone(),
+        };
         let mut keeper = PolicyKeeper {
             orders,
             prefix,
-            state_file: settings.state_file.clone(),
+            state_file: state_file.map(KeptFile::new),
             status,
             metrics,
             good: LastGood::default(),
@@ -178,6 +187,12 @@ impl PolicyRegister {
         self.status.load_full()
     }
 
+    /// The state of the state file, if configured.
+    #[must_use]
+    pub fn state_file(&self) -> Option<&KeptFileStatus> {
+        self.state_file.as_ref()
+    }
+
     /// True if etcd is accessed with the login of `settings`. Another prefix in `settings` is not compared.
     #[must_use]
     pub fn has_login(&self, settings: Option<&PolicyInEtcd>) -> bool {
@@ -207,6 +222,7 @@ impl PolicyKeeper {
                     Some(order) => order,
                     None => return,
                 },
+                () = kept_file::keep(self.state_file.as_mut()) => continue,
                 () = changed(&mut members) => {
                     // Clients wait for the first reading.
                     if !self.status.load().is_known {
@@ -341,7 +357,8 @@ impl PolicyKeeper {
     /// Begins with the last good generation of the state file. A file that cannot be used is reported; etcd
     /// decides then.
     fn read_state_file(&mut self, config: &Config) {
-        let Some(path) = &self.state_file else { return };
+        let Some(file) = self.state_file.as_ref().map(KeptFile::status) else { return };
+        let path = file.path();
         let state = match state_file::read(path) {
             Ok(Some(state)) => state,
             Ok(None) => return,
@@ -364,21 +381,20 @@ impl PolicyKeeper {
         }
     }
 
-    async fn write_state_file(&self) {
-        let (Some(path), Some(good)) = (self.state_file.clone(), self.good.generation()) else { return };
+    async fn write_state_file(&mut self) {
+        let (Some(file), Some(good)) = (&mut self.state_file, self.good.generation()) else { return };
         let (header, text) = (good.header.clone(), Arc::clone(&good.text));
         let state = PolicyState { header, grants: self.grants.clone(), text };
-        let write = tokio::task::spawn_blocking(move || state_file::write(&path, state));
-        let error = match timeout(WRITING, write).await {
-            Ok(Ok(Ok(()))) => return,
-            Ok(Ok(Err(error))) => error.to_string(),
-            Ok(Err(panicked)) => panicked.to_string(),
-            Err(_) => "it takes too long".to_owned(),
+        let written = match state_file::content(state) {
+            Ok(content) => {
+                file.put(content);
+                file.written(WRITING).await
+            }
+            Err(error) => Err(error),
         };
-        self.metrics.count_fault("state_file");
-        tracing::error!(
-            %error, "policy.state_file was not written: a restart without etcd begins with an older policy"
-        );
+        if written.is_err() {
+            self.metrics.count_fault("state_file");
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod change_records;
 mod files;
+mod kept_texts;
 mod key_table;
 mod parts;
 mod restart;
@@ -30,12 +31,14 @@ use crate::config::reload_request::{
     AppliedReload, ReloadOutcome, ReloadRequestReceiver, ReloadState, ReloadTrigger, WeakerSetting,
 };
 use crate::config::{Config, ConfigFaults, ConfigSources, ConfigWarning};
+use crate::io::kept_file::{self, KeptFile, KeptFileStatus};
 use crate::io::service_manager;
 use crate::published::Published;
 use crate::telemetry::metrics::Metrics;
 pub use change_records::ChangeRecords;
 pub use files::FileSetFingerprint;
 use files::WatchedFiles;
+pub use kept_texts::{kept_texts, load_for_start};
 use key_table::TakesEffect;
 use texts_in_force::TextsInForce;
 
@@ -117,6 +120,8 @@ pub struct Reload {
     again_at: Option<SystemTime>,
     /// The texts read for the configuration in force.
     texts: TextsInForce,
+    /// What a restart is to know of the texts.
+    kept_texts: Option<KeptFile>,
     /// The changes that weaken, of the last day.
     weaker: Vec<WeakerSetting>,
 }
@@ -159,6 +164,7 @@ impl Reload {
             at_start: None,
             again_at: None,
             texts: TextsInForce::default(),
+            kept_texts: None,
             weaker: Vec::new(),
         }
     }
@@ -168,6 +174,12 @@ impl Reload {
     #[must_use]
     pub fn with_files_at_start(self, files: FileSetFingerprint) -> Self {
         Self { at_start: Some(files), ..self }
+    }
+
+    /// Sets the file from which a restart knows the texts in force ([`kept_texts`]).
+    #[must_use]
+    pub fn with_kept_texts(self, file: Option<KeptFileStatus>) -> Self {
+        Self { kept_texts: file.map(KeptFile::new), ..self }
     }
 
     /// Sets the records: each reload leaves one.
@@ -192,7 +204,7 @@ impl Reload {
             None => self.print().await,
         };
         let mut watched = WatchedFiles::new(at_start);
-        self.texts = self.read_texts().await;
+        self.take_texts(self.read_texts().await);
         loop {
             let mut request = None;
             // Every arm is cancel-safe.
@@ -205,6 +217,7 @@ impl Reload {
                     Some(request.insert(received).trigger())
                 }
                 _ = looks.tick() => None,
+                () = kept_file::keep(self.kept_texts.as_mut()) => None,
             };
             let print = self.print().await;
             let has_begun = self.again_at.is_some_and(|at| at <= SystemTime::now());
@@ -235,6 +248,13 @@ impl Reload {
     async fn read_texts(&self) -> TextsInForce {
         let names = file_names(&self.sources, &self.current);
         tokio::task::spawn_blocking(move || TextsInForce::read(names)).await.unwrap_or_default()
+    }
+
+    fn take_texts(&mut self, texts: TextsInForce) {
+        self.texts = texts;
+        if let Some(file) = &mut self.kept_texts {
+            file.put(kept_texts::content(&self.texts));
+        }
     }
 
     /// Reloads at once, and records the reload.
@@ -274,7 +294,8 @@ impl Reload {
         match outcome {
             Ok(applied) => {
                 // The configuration may name files that the one before did not.
-                self.texts = texts.with_new_files(self.read_texts().await);
+                let later = self.read_texts().await;
+                self.take_texts(texts.with_new_files(later));
                 self.metrics.reloads.inc();
                 show_accepted(&self.metrics, &self.current);
                 ReloadOutcome::Applied(applied)

@@ -13,7 +13,6 @@ mod row;
 mod state_file;
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -23,6 +22,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::{Revocation, RevocationPersistence};
 use crate::downstream::session::{RevocationChange, Revocations, RevocationsFull, Sealer};
+use crate::io::kept_file::{self, KeptFile, KeptFileStatus};
 use crate::members::membership::ChangeReceiver;
 use crate::own_keys::{OwnKeysUpstream, PrefixLogin};
 
@@ -33,14 +33,17 @@ pub use state_file::StateFileError;
 const ORDERS: usize = 16;
 /// Poll interval of the prefix in etcd. The interval and a slow answer together stay far below 2 s.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time limit of one poll, or of one change, over all members.
+/// Time limit of one poll, or of one change, over all members or to the disk.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The loss at a restart while the state file is not on the disk.
+const FORGOTTEN: &str = "a restart forgets the revocations since then";
 
 /// Reasons for not having stored a change.
 #[derive(Debug, thiserror::Error)]
 pub enum RevocationError {
-    /// The change is in force on this replica until the replica restarts, and on no further replica.
-    #[error("in force on this replica until it restarts, but not kept: {0}")]
+    /// The change is in force on this replica, and not yet in its state file, which is written again until it
+    /// is on the disk. A restart before that forgets the change.
+    #[error("in force on this replica, but not kept yet: {0}; it is tried again until it is on the disk")]
     NotKept(String),
     /// No revocation has changed.
     #[error("nothing has changed: {0}")]
@@ -88,6 +91,8 @@ pub struct RevocationRegister {
     opened_at: Instant,
     /// Access to etcd, if revocations are stored in etcd.
     access: Option<PrefixLogin>,
+    /// The state file, if revocations are stored in it.
+    state_file: Option<KeptFileStatus>,
 }
 
 /// The revocations read last.
@@ -125,8 +130,17 @@ pub struct RevocationKeeper {
 
 enum RevocationStore {
     Memory,
-    File(PathBuf),
+    File(KeptFile),
     Etcd(Box<etcd_prefix::RevocationPrefix>),
+}
+
+impl RevocationStore {
+    fn file(&mut self) -> Option<&mut KeptFile> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Memory | Self::Etcd(_) => None,
+        }
+    }
 }
 
 impl RevocationRegister {
@@ -146,7 +160,8 @@ impl RevocationRegister {
                 let revocations = state_file::read(path)?;
                 // A file not writable at startup would not be writable in an incident either.
                 state_file::write(path, &revocations)?;
-                (RevocationStore::File(path.clone()), Some(revocations))
+                let status = KeptFileStatus::new("revocation.state_file", path.clone(), FORGOTTEN);
+                (RevocationStore::File(KeptFile::new(status)), Some(revocations))
             }
             RevocationPersistence::Etcd { prefix, login } => (
                 RevocationStore::Etcd(Box::new(etcd_prefix::RevocationPrefix::new(
@@ -164,12 +179,13 @@ impl RevocationRegister {
         let known = Arc::new(ArcSwap::from_pointee(known));
         let (sender, orders) = mpsc::channel(ORDERS);
         let max_age = settings.max_age;
-        let access = match &store {
-            RevocationStore::Etcd(prefix) => Some(prefix.login()),
-            RevocationStore::Memory | RevocationStore::File(_) => None,
+        let (access, state_file) = match &store {
+            RevocationStore::Etcd(prefix) => (Some(prefix.login()), None),
+            RevocationStore::File(file) => (None, Some(file.status())),
+            RevocationStore::Memory => (None, None),
         };
-        let opened_at = Instant::now();
-        let register = Self { orders: sender, known: Arc::clone(&known), max_age, opened_at, access };
+        let (known_here, opened_at) = (Arc::clone(&known), Instant::now());
+        let register = Self { orders: sender, known: known_here, max_age, opened_at, access, state_file };
         Ok((register, RevocationKeeper { orders, store, sealer, known, max_age, failing: false }))
     }
 
@@ -202,6 +218,12 @@ impl RevocationRegister {
         {
             access.set(prefix, login.as_ref());
         }
+    }
+
+    /// The state of the state file, if revocations are stored in one.
+    #[must_use]
+    pub fn state_file(&self) -> Option<&KeptFileStatus> {
+        self.state_file.as_ref()
     }
 
     /// The revocations in force.
@@ -255,12 +277,14 @@ impl RevocationKeeper {
             RevocationStore::Memory | RevocationStore::File(_) => None,
         };
         loop {
+            let is_etcd = matches!(self.store, RevocationStore::Etcd(_));
             let order = tokio::select! {
                 biased; // an operator's change first; every arm is cancel-safe
                 order = self.orders.recv() => match order {
                     Some(order) => order,
                     None => return,
                 },
+                () = kept_file::keep(self.store.file()) => continue,
                 () = changed(&mut changes) => {
                     // Clients wait for the first read, at startup and after Keyward follows another cluster.
                     if !self.sealer.knows_revocations() {
@@ -268,7 +292,7 @@ impl RevocationKeeper {
                     }
                     continue;
                 }
-                _ = looks.tick(), if matches!(self.store, RevocationStore::Etcd(_)) => {
+                _ = looks.tick(), if is_etcd => {
                     self.poll().await;
                     continue;
                 }
@@ -301,14 +325,11 @@ impl RevocationKeeper {
         let before = Arc::clone(&self.known.load().revocations);
         let after = Arc::new(before.with(before.entry(change, SystemTime::now()))?);
         self.publish(&after, RevocationsAge::Always);
-        let RevocationStore::File(path) = &self.store else { return Ok(RevocationStorage::Memory) };
-        let path = path.clone();
-        let written = tokio::task::spawn_blocking(move || state_file::write(&path, &after)).await;
-        match written {
-            Ok(Ok(())) => Ok(RevocationStorage::File),
-            Ok(Err(unusable)) => Err(RevocationError::NotKept(unusable.to_string())),
-            Err(panicked) => Err(RevocationError::NotKept(panicked.to_string())),
-        }
+        let RevocationStore::File(file) = &mut self.store else { return Ok(RevocationStorage::Memory) };
+        file.put(state_file::content(&after));
+        let written = file.written(PATIENCE).await;
+        let unkept = |error| RevocationError::NotKept(format!("{}: {error}", file.status().path().display()));
+        written.map(|()| RevocationStorage::File).map_err(unkept)
     }
 
     /// Polls the revocations in etcd. After `max_age` without a successful poll no session is admitted.
@@ -437,8 +458,8 @@ mod tests {
         assert_eq!(second.admit_login(&"bob".into()), first.admit_login(&"bob".into()));
     }
 
-    #[tokio::test]
-    async fn what_cannot_be_written_is_in_force_and_said_not_to_be_kept() {
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_written_is_in_force_said_not_to_be_kept_and_written_later() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("folder");
         std::fs::create_dir(&path).unwrap();
@@ -446,10 +467,28 @@ mod tests {
         let keep = settings(RevocationPersistence::File(path.join("state")));
         let (register, keeper) = RevocationRegister::open(&keep, nowhere(), Arc::clone(&sealer)).unwrap();
         std::fs::remove_dir_all(&path).unwrap();
-        let outcomes = made(register, keeper, vec![RevocationChange::Block("alice".into())]).await;
-        assert!(matches!(outcomes[..], [Err(RevocationError::NotKept(_))]), "{outcomes:?}");
-        assert_eq!(sealer.admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
-        assert!(RevocationRegister::open(&keep, nowhere(), sealer).is_err(), "nor does it start like that");
+        let file = register.state_file().expect("configured").clone();
+        let operator = async {
+            let outcome = register.change(RevocationChange::Block("alice".into())).await;
+            assert!(matches!(outcome, Err(RevocationError::NotKept(_))), "{outcome:?}");
+            assert_eq!(sealer.admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
+            assert!(file.unwritten().is_some_and(|file| file.path == path.join("state")));
+            assert!(
+                RevocationRegister::open(&keep, nowhere(), self::sealer()).is_err(),
+                "nor does it start like that"
+            );
+            std::fs::create_dir(&path).unwrap();
+            while file.unwritten().is_some() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        tokio::select! {
+            () = operator => {}
+            () = keeper.run() => panic!("the register is there"),
+        }
+        let other = self::sealer();
+        let (_register, _keeper) = RevocationRegister::open(&keep, nowhere(), Arc::clone(&other)).unwrap();
+        assert_eq!(other.admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
     }
 
     #[tokio::test]

@@ -9,6 +9,9 @@ mod audited_reloads;
 #[cfg(test)]
 #[path = "cli/first_minutes.rs"]
 mod first_minutes;
+#[cfg(test)]
+#[path = "cli/state_files.rs"]
+mod state_files;
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};

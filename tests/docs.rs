@@ -249,6 +249,7 @@ fn metrics_text() -> String {
     registry.audit.sent("otlp").inc();
     registry.audit.unsent("otlp").set(1);
     registry.audit.sink_failing("otlp").set(1);
+    registry.put_state_files(&[("revocation.state_file", false)]);
     registry.rest_requests.get_or_create(&RestLabels { path: "other", status: 404 }).inc();
     registry.connection_figures.ended(EndReason::NoCall).inc();
     registry.connection_figures.refused(ConnectionLimit::Connections).inc();
@@ -318,6 +319,7 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
         "checks/certificates.rs",
         "checks/weak_certificates.rs",
         "checks/versions.rs",
+        "checks/state_files.rs",
         "checks/stored_policy.rs",
         "checks/limits.rs",
         "checks/name_servers.rs",

@@ -15,11 +15,11 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use super::machine_troubles::MachineTroubles;
 use crate::audit::log::{AuditLog, AuditReport};
 use crate::config::reload_request::ReloadState;
 use crate::config::{Config, MappingOutcome};
 use crate::credentials::{Credentials, MetricsPages, RootHolderQuery, RootHolders};
-use crate::dial::names::{NameResolver, NameTrouble};
 use crate::downstream::connection_table::{ConnectionOccupancy, ConnectionTable};
 use crate::gateway::caller::Identities;
 use crate::identity::MemberId;
@@ -100,8 +100,8 @@ pub struct Doctor {
     pub audit: Option<Arc<AuditLog>>,
     /// The hashes of the members' stores.
     pub last_hashes: LastHashes,
-    /// The resolver for the names of collectors and of other replicas.
-    pub names: NameResolver,
+    /// The state files and the resolvers.
+    pub troubles: MachineTroubles,
 }
 
 /// The purpose of an examination.
@@ -140,23 +140,13 @@ impl Doctor {
             unreachable: &unreachable_rules(&config, self.identities.load().policy().document()),
             root_holders: &root_holders,
             connections: &self.connections.occupancy(),
-            name_troubles: &self.name_troubles(),
+            name_troubles: &self.troubles.names(),
+            unwritten: &self.troubles.unwritten(),
             constant_limits: &self.usage.counters().constant(),
             shown: &self.pages.connector.shown_certificates(),
             audit: &self.audit.as_ref().map(|audit| audit.report()).unwrap_or_default(),
         }
         .report()
-    }
-
-    /// The names and name servers that fail now, of members' names and of all others.
-    fn name_troubles(&self) -> Vec<NameTrouble> {
-        let mut troubles = self.pages.connector.names().troubles();
-        for trouble in self.names.troubles() {
-            if !troubles.contains(&trouble) {
-                troubles.push(trouble);
-            }
-        }
-        troubles
     }
 
     /// Finds the etcd users with the role `root` among the users reached by a mapping rule without an exact
@@ -202,6 +192,7 @@ pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> D
         root_holders: &RootHolders::default(),
         connections: &ConnectionOccupancy::default(),
         name_troubles: &[],
+        unwritten: &[],
         constant_limits: &[],
         shown: survey.map_or(&[], |survey| &survey.certificates),
         audit: &AuditReport::default(),

@@ -15,6 +15,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 
 use super::ServeError;
+use super::kept_state::machine_troubles;
 use super::shard_service::ShardParts;
 use crate::admin::doctor::{Doctor, LastHashes};
 use crate::admin::drain::Exit;
@@ -29,6 +30,7 @@ use crate::config::{AdminSocketSetting, Config, DEFAULT_ADMIN_SOCKET};
 use crate::credentials::MetricsPages;
 use crate::dial::names::NameResolver;
 use crate::downstream::connection_table::ConnectionTable;
+use crate::io::kept_file::KeptFileStatus;
 use crate::io::listening_sockets::ListeningSockets;
 use crate::policy_store::PolicyRegister;
 use crate::revocation::RevocationRegister;
@@ -39,16 +41,18 @@ pub(super) fn admin_commands(
     parts: &ShardParts,
     (pages, names): (&MetricsPages, NameResolver),
     connections: &Arc<ConnectionTable>,
-    (register, policy): (RevocationRegister, Option<PolicyRegister>),
+    (register, policy, kept_texts): (RevocationRegister, Option<PolicyRegister>, Option<KeptFileStatus>),
     reload: ReloadRequests,
     shards_alive: &Arc<AtomicBool>,
     exit: &Arc<Exit>,
 ) -> AdminCommandService {
+    let resolvers = vec![pages.connector.names().clone(), names.clone()];
+    let troubles = machine_troubles(&register, policy.as_ref(), kept_texts, resolvers);
     let state = AdminState::new(
         parts.members.clone(),
         Arc::clone(&parts.credentials),
         Arc::clone(&parts.sealer),
-        (register.clone(), policy.clone()),
+        (register.clone(), policy.clone(), troubles.clone()),
         (Arc::clone(&parts.metrics), parts.audit.clone()),
         Arc::clone(shards_alive),
         Arc::clone(exit),
@@ -66,7 +70,7 @@ pub(super) fn admin_commands(
         credentials: Arc::clone(&parts.credentials),
         audit: parts.audit.clone(),
         last_hashes: LastHashes::default(),
-        names: names.clone(),
+        troubles,
     };
     let (sealer, audit) = (Arc::clone(&parts.sealer), parts.audit.clone());
     let state = Arc::new(state);

@@ -42,6 +42,12 @@ pub(super) struct ConfigFindings {
 }
 
 impl ConfigFaults {
+    /// A fault of the sources as a whole.
+    #[must_use]
+    pub fn of_sources(reason: String) -> Self {
+        Self(vec![ConfigFault { path: String::new(), place: None, reason }])
+    }
+
     /// Iterates over the faults.
     pub fn iter(&self) -> impl Iterator<Item = &ConfigFault> {
         self.0.iter()

@@ -313,7 +313,7 @@ fn every_key_can_be_set_by_its_variable() {
 }
 
 /// An authority's certificate, and an empty revocation list.
-pub(super) fn revoking_authority() -> (String, String) {
+pub(crate) fn revoking_authority() -> (String, String) {
     let mut params = rcgen::CertificateParams::default();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     params.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign, rcgen::KeyUsagePurpose::CrlSign];

@@ -34,6 +34,7 @@ pub use self::name_troubles::NameTrouble;
 use self::name_troubles::NameTroubles;
 use self::resolv_conf::NameServers;
 use crate::config::{Endpoint, Scheme};
+use crate::io::kept_file::KeptFileStatus;
 
 /// Maximum number of addresses of one name, and of endpoints of one domain. Real clusters have at most some
 /// nine members.
@@ -42,6 +43,8 @@ const MOST: usize = 32;
 const QUESTIONS: usize = 64;
 /// Limit of a lookup, whatever the settings of the name servers are.
 const LONGEST_LIMIT: Duration = Duration::from_secs(60);
+/// The loss at a restart while the file of the last known answers is not on the disk.
+const UNKNOWN: &str = "a restart while no name server answers lacks the last known addresses";
 
 /// The resolver of names. Cheap to clone: all clones share their lookups and the last known answers.
 #[derive(Clone)]
@@ -50,6 +53,7 @@ pub struct NameResolver(Option<Arc<SharedResolver>>);
 struct SharedResolver {
     settings: ResolverSettings,
     troubles: Arc<NameTroubles>,
+    kept: Option<KeptFileStatus>,
     /// The way to the thread, which the first question starts.
     requests: Mutex<Option<mpsc::Sender<LookupRequest>>>,
 }
@@ -168,7 +172,9 @@ impl NameResolver {
     #[must_use]
     pub fn new(settings: ResolverSettings) -> Self {
         let (troubles, requests) = Default::default();
-        Self(Some(Arc::new(SharedResolver { settings, troubles, requests })))
+        let of_file = |path| KeptFileStatus::new("runtime.state_dir", path, UNKNOWN);
+        let kept = settings.kept.clone().map(of_file);
+        Self(Some(Arc::new(SharedResolver { settings, troubles, kept, requests })))
     }
 
     /// The hosts file that is consulted.
@@ -190,6 +196,12 @@ impl NameResolver {
     #[must_use]
     pub fn troubles(&self) -> Vec<NameTrouble> {
         self.0.as_ref().map(|shared| shared.troubles.report()).unwrap_or_default()
+    }
+
+    /// The state of the file of the last known answers, if there is one.
+    #[must_use]
+    pub fn kept_file(&self) -> Option<&KeptFileStatus> {
+        self.0.as_ref()?.kept.as_ref()
     }
 
     /// Looks up the addresses of a host. Cancel-safe: the lookup goes on, and its answer serves the next
@@ -241,8 +253,9 @@ impl SharedResolver {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (sender, receiver) = mpsc::channel(QUESTIONS);
         let (settings, troubles) = (self.settings.clone(), Arc::clone(&self.troubles));
+        let kept = self.kept.clone();
         let serve = move || {
-            runtime.block_on(LookupThread::new(settings, troubles).run(receiver));
+            runtime.block_on(LookupThread::new(settings, kept, troubles).run(receiver));
             // Does not wait for a hanging disk.
             runtime.shutdown_background();
         };

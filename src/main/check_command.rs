@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use keyward::app::config_check::{ConfigReport, ConfigVerdict};
 use keyward::config::{ConfigFaults, ConfigSources};
+use keyward::reload;
 use keyward::telemetry::printable;
 
 use super::config_arguments::ConfigArguments;
@@ -45,7 +46,7 @@ impl CheckArguments {
     /// Runs the command.
     pub(crate) fn run(self) -> ExitCode {
         let sources = self.config.sources();
-        let (config, warnings) = match sources.load() {
+        let (config, warnings) = match reload::load_for_start(&sources) {
             Ok(loaded) => loaded,
             Err(faults) => return unusable(self.output, &faults, &sources),
         };

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use super::generation::{GenerationHeader, sha256};
 use super::temporary_grant::TemporaryGrant;
-use crate::io::file_replacement::replace_file;
 
 /// The first line of the file.
 const MARK: &str = "# keyward policy state 1";
@@ -52,14 +51,14 @@ fn parse(content: &str) -> Option<PolicyState> {
     (sha256(text) == header.sha256).then(|| PolicyState { header, grants, text: text.into() })
 }
 
-/// Replaces the file. Blocks until the new file is synced to disk.
+/// The content of the file.
 ///
 /// # Errors
-/// The operating system's error.
-pub(super) fn write(path: &Path, state: PolicyState) -> io::Result<()> {
+/// The state has no JSON.
+pub(super) fn content(state: PolicyState) -> io::Result<Vec<u8>> {
     let PolicyState { header, grants, text } = state;
     let line = serde_json::to_string(&StateLine { header, grants })?;
-    replace_file(path, format!("{MARK}\n{line}\n{text}").as_bytes())
+    Ok(format!("{MARK}\n{line}\n{text}").into_bytes())
 }
 
 #[cfg(test)]
@@ -83,7 +82,7 @@ mod tests {
             grants: Vec::new(),
             text: text.into(),
         };
-        write(&path, state()).unwrap();
+        std::fs::write(&path, content(state()).unwrap()).unwrap();
         assert_eq!(read(&path).unwrap(), Some(state()));
         let whole = std::fs::read_to_string(&path).unwrap();
         for end in 0..whole.len() {

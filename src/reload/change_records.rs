@@ -102,8 +102,8 @@ impl ChangeRecords {
         published
     }
 
-    /// Records a reload with its outcome and the change of the policy by the reload, then what others published
-    /// since.
+    /// Records a reload with its outcome and the change of the policy by the reload, then what others
+    /// published since.
     pub(super) fn record_reload(&self, trigger: ReloadTrigger, outcome: &ReloadOutcome) {
         let (result, sentences) = match outcome {
             ReloadOutcome::Applied(applied) => ("done", &applied.changes),

@@ -263,7 +263,7 @@ fn first_addresses(cluster: &Cluster) -> impl PartialEq {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::config::reference;
 
@@ -277,6 +277,12 @@ mod tests {
         };
         let longest = KEYS.iter().filter_map(length).max();
         KEYS.iter().filter(|row| longest.is_some() && length(row) == longest).collect()
+    }
+
+    /// The keys of the reference that a reload changes.
+    pub(in crate::reload) fn reloaded_keys() -> Vec<String> {
+        let all = reference::keys_with_comments().into_iter().map(|(key, _)| key);
+        all.filter(|key| rows_of(key).iter().any(|row| row.takes_effect != Restart)).collect()
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(super) struct TextsInForce(BTreeMap<PathBuf, ConfigText>);
 
 /// A text, and the file that has it.
 #[derive(PartialEq, Eq)]
-struct ConfigText {
+pub(super) struct ConfigText {
     device: u64,
     inode: u64,
     text: Vec<u8>,
@@ -40,6 +40,14 @@ impl ConfigText {
         Ok(Some(Self { device: of.dev(), inode: of.ino(), text }))
     }
 
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.text
+    }
+
+    pub(super) fn inode(&self) -> u64 {
+        self.inode
+    }
+
     /// True if `self` is what a writer in place has written so far of a text that is at least as long as this
     /// one.
     fn is_cut(&self, in_force: &Self) -> bool {
@@ -55,6 +63,11 @@ impl TextsInForce {
         let texts = files.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == ENDING));
         let read = texts.filter_map(|path| Some((ConfigText::read(&path).ok()??, path)));
         Self(read.map(|(text, path)| (path, text)).collect())
+    }
+
+    /// The texts, by the names of their files.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Path, &ConfigText)> {
+        self.0.iter().map(|(path, text)| (&**path, text))
     }
 
     /// Adds the texts of `later` whose files were not named before.

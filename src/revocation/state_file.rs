@@ -72,12 +72,17 @@ pub(super) fn read(path: &Path) -> Result<Revocations, StateFileError> {
     if all.len() > MOST_ENTRIES { Err(StateFileError::TooMany { path: path.to_owned() }) } else { Ok(all) }
 }
 
-/// Replaces the file. Blocks until the new file is synced to disk.
-pub(super) fn write(path: &Path, revocations: &Revocations) -> Result<(), StateFileError> {
+/// The content of the file.
+pub(super) fn content(revocations: &Revocations) -> Vec<u8> {
     let mut lines: Vec<String> = revocations.entries().map(|entry| row::write(&entry)).collect();
     lines.sort_unstable();
     lines.insert(0, MARK.to_owned());
-    replace_file(path, (lines.join("\n") + "\n").as_bytes())
+    (lines.join("\n") + "\n").into_bytes()
+}
+
+/// Replaces the file. Blocks until the new file is synced to disk.
+pub(super) fn write(path: &Path, revocations: &Revocations) -> Result<(), StateFileError> {
+    replace_file(path, &content(revocations))
         .map_err(|source| StateFileError::Io { path: path.to_owned(), source })
 }
 

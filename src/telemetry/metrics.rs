@@ -169,6 +169,9 @@ pub struct Metrics {
     pub readiness: ReadinessMetrics,
     /// The age of the known revocations in seconds.
     pub revocation_age: Gauge<f64, AtomicU64>,
+    state_file_unwritten: Family<SingleLabel, Gauge>,
+    /// Names without an answer, whether or not their last known addresses serve.
+    pub names_failing: Gauge,
     /// Seconds since the last probe answered by a member of the cluster that sees a leader.
     pub members_age: Gauge<f64, AtomicU64>,
     /// 1 if members are accepted without verification (`cluster.tls.insecure_skip_verify`).
@@ -257,6 +260,10 @@ impl Metrics {
         let revocation_age = Gauge::<f64, AtomicU64>::default();
         let help = "How old what is known of revocations is";
         registry.register_with_unit("revocation_age", help, Unit::Seconds, revocation_age.clone());
+        let help = "1 while what a restart needs is not on the disk, by the key that names file or folder";
+        let state_file_unwritten = registered(&mut registry, "state_file_unwritten", help);
+        let names_failing =
+            registered(&mut registry, "names_failing", "Names that no name server answers for");
         let members_age = Gauge::<f64, AtomicU64>::default();
         let help = "Since when no member of the cluster that sees a leader has answered a probe";
         registry.register_with_unit("members_age", help, Unit::Seconds, members_age.clone());
@@ -325,6 +332,8 @@ impl Metrics {
             reloads,
             reloads_refused,
             revocation_age,
+            state_file_unwritten,
+            names_failing,
             members_age,
             members_unverified,
             revocation_entries,
@@ -404,6 +413,13 @@ impl Metrics {
         let (Some(cells), Some(method)) = (self.rows.get(row), self.methods.get(row)) else { return };
         let labels = || one("method", *method);
         cells.lifetime.get_or_init(|| self.lifetimes.get_or_create_owned(&labels())).observe(lasted);
+    }
+
+    /// Notes for the state files of this key if one of them is not on the disk.
+    pub fn put_state_files(&self, unwritten: &[(&'static str, bool)]) {
+        for (setting, is_unwritten) in unwritten {
+            self.state_file_unwritten.get_or_create(&one("setting", *setting)).set((*is_unwritten).into());
+        }
     }
 
     /// The number of calls ended with `code`, over all methods. For tests and the admin page.

@@ -21,8 +21,9 @@ const OPT: u16 = 41;
 pub(crate) struct Question {
     pub(crate) name: String,
     pub(crate) kind: u16,
-    /// Counts the packets that came to this server, from 1.
-    pub(crate) number: usize,
+    /// Counts the packets of this kind that came to this server, from 1: the questions for both families come
+    /// in any order.
+    pub(crate) of_kind: usize,
     pub(crate) over_tcp: bool,
     /// True with an OPT record (RFC 6891).
     pub(crate) extended: bool,
@@ -70,9 +71,14 @@ impl NameServer {
         let (script, questions) = (Rc::new(std::cell::RefCell::new(script)), Rc::new(Cell::new(0)));
         let react = {
             let (script, questions) = (Rc::clone(&script), Rc::clone(&questions));
+            let kinds = std::cell::RefCell::new(std::collections::HashMap::<u16, usize>::new());
             Rc::new(move |packet: &[u8], over_tcp| {
                 questions.set(questions.get() + 1);
-                let question = Question { number: questions.get(), over_tcp, ..read(packet)? };
+                let mut question = Question { over_tcp, ..read(packet)? };
+                let mut kinds = kinds.borrow_mut();
+                let of_kind = kinds.entry(question.kind).or_default();
+                *of_kind += 1;
+                question.of_kind = *of_kind;
                 let reaction = script.borrow()(&question);
                 Some((question, reaction))
             })
@@ -127,7 +133,7 @@ fn read(packet: &[u8]) -> Option<Question> {
     let number = |at: usize| Some(u16::from_be_bytes(packet.get(at..at + 2)?.try_into().ok()?));
     let kind = number(at + 1)?;
     let extended = number(10)? > 0 && number(at + 6)? == OPT;
-    Some(Question { name: labels.join("."), kind, number: 0, over_tcp: false, extended })
+    Some(Question { name: labels.join("."), kind, of_kind: 0, over_tcp: false, extended })
 }
 
 async fn answer(packet: &[u8], question: &Question, mut reaction: Reaction) -> Option<Vec<u8>> {

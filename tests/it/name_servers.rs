@@ -106,7 +106,7 @@ fn families() -> Vec<Row> {
 
 /// One server with a trouble of its own.
 fn servers() -> Vec<Row> {
-    let is_even = |question: &Question| question.number.is_multiple_of(2);
+    let is_even = |question: &Question| question.of_kind.is_multiple_of(2);
     let over_tcp = |question: &Question| question.over_tcp;
     let is_plain = |question: &Question| !question.extended;
     vec![
@@ -319,9 +319,9 @@ fn the_answer_to_a_question_that_was_given_up_serves_the_next_asker() {
         let seen = Rc::clone(&asked);
         let late = script(move |question| {
             seen.notify_one();
-            match question.number {
+            match question.of_kind {
                 // Both families of the first lookup.
-                1 | 2 => Reaction::Late(Duration::from_millis(300), Box::new(addresses(&[v4(1)]))),
+                1 => Reaction::Late(Duration::from_millis(300), Box::new(addresses(&[v4(1)]))),
                 _ => Reaction::Silence,
             }
         });

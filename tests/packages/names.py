@@ -4,6 +4,7 @@ Each case is a resolv.conf (in a mount namespace) and name servers on loopback a
 more by cluster.dns. Must not know: the lookups. Runs as root; `names.py PROGRAM` tries any program.
 """
 
+import collections
 import concurrent.futures
 import os
 import socket
@@ -97,15 +98,16 @@ def asked(packet):
 
 def serve(address, script):
     """A name server at port 53 of the address, until the end of the process."""
-    count = [0]
+    count = collections.Counter()
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     udp.bind((address, 53))
     tcp = socket.create_server((address, 53))
 
     def react(packet, over_tcp):
         kind, name = asked(packet)
-        count[0] += 1
-        return script(kind, count[0], over_tcp, name)
+        # The questions for both families come in any order.
+        count[kind] += 1
+        return script(kind, count[kind], over_tcp, name)
 
     def datagrams():
         while True:

@@ -15,6 +15,7 @@ mod limits;
 mod name_servers;
 mod reloads;
 mod rule_reach;
+mod state_files;
 mod store_differences;
 mod stored_policy;
 mod versions;
@@ -34,6 +35,7 @@ use crate::credentials::RootHolders;
 use crate::dial::names::NameTrouble;
 use crate::downstream::connection_table::ConnectionOccupancy;
 use crate::identity::{MemberId, UserName};
+use crate::io::kept_file::UnwrittenFile;
 use crate::members::discovery::keyward_page::KeywardEndpoint;
 use crate::members::discovery::metrics_page::MemberHealthFigures;
 use crate::members::discovery::store_hashes::StoreHashes;
@@ -86,6 +88,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) connections: &'a ConnectionOccupancy,
     /// The names and name servers that fail now.
     pub(super) name_troubles: &'a [NameTrouble],
+    /// The state files that are not on the disk.
+    pub(super) unwritten: &'a [UnwrittenFile],
     /// The limits that refuse calls all the time.
     pub(super) constant_limits: &'a [Exceeded],
     /// The certificate last shown by each member, by `host:port`.
@@ -112,6 +116,7 @@ impl DoctorInputs<'_> {
         audit_retention::check(self.audit.retention, &mut findings);
         audit_troubles::check(self.audit, self.now, &mut findings);
         reloads::check(self.reload, &mut findings);
+        state_files::check(self.unwritten, self.now, &mut findings);
         findings.into_report()
     }
 

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use super::MOST;
 use super::name_lookup::{LookupFound, NameQuestion, RecordsFound, ServiceTarget};
-use crate::io::file_replacement::replace_file;
 
 /// Names whose answers are kept. A cluster has some nine members.
 const MOST_NAMES: usize = 128;
@@ -231,14 +230,6 @@ fn read_file(path: &Path) -> io::Result<KnownNamesFile> {
     if file.version == VERSION { Ok(file) } else { Err(io::Error::other("is of another version of Keyward")) }
 }
 
-/// Replaces the file. Blocks until the new file is on the disk.
-pub(super) fn write(path: &Path, content: &[u8]) {
-    if let Err(error) = replace_file(path, content) {
-        let path = path.display();
-        tracing::warn!(%path, %error, "the last known addresses are not written: a restart lacks them");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
@@ -308,18 +299,18 @@ mod tests {
         let record = NameQuestion::Services("_etcd-client._tcp.a".to_owned());
         names.take_in(&record, &LookupFound { services, ..LookupFound::default() }, now);
         let content = written(&mut names);
-        write(&path, &content);
+        std::fs::write(&path, &content).unwrap();
         let read = KnownNames::read(&path, now);
         assert_eq!(read.old_answer(&question("a")).addresses, [address(1)]);
         assert_eq!(read.old_answer(&record).services, [target]);
         let later = now + BELIEVED_FOR + Duration::from_secs(2);
         assert!(KnownNames::read(&path, later).names.is_empty(), "nobody confirmed it for a week");
         for end in 0..content.len() {
-            write(&path, &content[..end]);
+            std::fs::write(&path, &content[..end]).unwrap();
             assert!(KnownNames::read(&path, now).names.is_empty(), "cut at {end}");
         }
         for foreign in [&br#"{"version":2,"hosts":{},"services":{}}"#[..], b"[]", b"\xff"] {
-            write(&path, foreign);
+            std::fs::write(&path, foreign).unwrap();
             assert!(KnownNames::read(&path, now).names.is_empty());
         }
     }

@@ -15,17 +15,17 @@ use futures_util::StreamExt as _;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::followed_file::FollowedFile;
 use super::hosts_file::{HostsFile, loopback};
-use super::known_names::{self, KnownAnswer, KnownNames};
+use super::known_names::{KnownAnswer, KnownNames};
 use super::name_lookup::{LookupFound, LookupNews, NameQuestion, NewsPart, look_up};
 use super::name_troubles::NameTroubles;
 use super::resolv_conf::NameServers;
 use super::server_question::ServerPart;
 use super::{NameError, NameSource, ResolverSettings};
+use crate::io::kept_file::{self, KeptFile, KeptFileStatus};
 
 /// Lookups under way. Names come from the configuration and from a bounded member list.
 const MOST_LOOKUPS: usize = 256;
@@ -33,6 +33,8 @@ const MOST_LOOKUPS: usize = 256;
 const LATE_FOR: Duration = Duration::from_secs(30);
 /// Minimum interval between two writes of the last known addresses.
 const WRITES: Duration = Duration::from_secs(10);
+/// Limit of the write at the end of the process.
+const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// The answer to an asker.
 pub(super) type LookupReply = Result<KnownAnswer, NameError>;
@@ -58,7 +60,7 @@ pub(super) struct LookupThread {
     halves: HashSet<NameQuestion>,
     /// Answers for which nobody waited.
     late: HashMap<NameQuestion, (Instant, KnownAnswer)>,
-    write: Option<JoinHandle<()>>,
+    kept: Option<KeptFile>,
     written_at: Option<Instant>,
 }
 
@@ -73,7 +75,11 @@ enum NameServersSource {
 }
 
 impl LookupThread {
-    pub(super) fn new(settings: ResolverSettings, troubles: Arc<NameTroubles>) -> Self {
+    pub(super) fn new(
+        settings: ResolverSettings,
+        kept: Option<KeptFileStatus>,
+        troubles: Arc<NameTroubles>,
+    ) -> Self {
         let (hosts, servers) = match &settings.source {
             NameSource::Machine { resolv_conf, hosts, port } => {
                 let port = *port;
@@ -85,7 +91,7 @@ impl LookupThread {
                 (None, NameServersSource::Given(Arc::new(NameServers::of(servers))))
             }
         };
-        let known = settings.kept.as_deref().map(|path| KnownNames::read(path, SystemTime::now()));
+        let known = kept.as_ref().map(|file| KnownNames::read(file.path(), SystemTime::now()));
         Self {
             settings,
             hosts,
@@ -96,7 +102,7 @@ impl LookupThread {
             waiting: HashMap::new(),
             halves: HashSet::new(),
             late: HashMap::new(),
-            write: None,
+            kept: kept.map(KeptFile::new),
             written_at: None,
         }
     }
@@ -115,15 +121,17 @@ impl LookupThread {
                     Some(request) => self.ask(request, &news),
                     None => break,
                 },
+                () = kept_file::keep(self.kept.as_mut()) => {}
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
                     self.serve_old_answers();
                 }
             }
             self.write_known();
         }
-        let last = self.settings.kept.as_ref().zip(self.known.take_unwritten());
-        if let Some((path, content)) = last {
-            known_names::write(path, &content);
+        if let Some(file) = &mut self.kept {
+            self.known.take_unwritten().into_iter().for_each(|content| file.put(content));
+            // A failure is in the status, and the last attempt.
+            drop(file.written(LAST_WRITE).await);
         }
     }
 
@@ -250,25 +258,18 @@ impl LookupThread {
 
     /// The time of the next write.
     fn next_write(&self) -> Option<Instant> {
-        (self.settings.kept.is_some() && self.known.has_unwritten())
+        (self.kept.is_some() && self.known.has_unwritten())
             .then(|| self.written_at.map_or_else(Instant::now, |at| at + WRITES))
     }
 
-    /// Writes the answers in a thread of the runtime's, one write at a time.
+    /// Has the answers written.
     fn write_known(&mut self) {
-        let Some(path) = &self.settings.kept else { return };
         if self.next_write().is_none_or(|at| at > Instant::now()) {
             return;
         }
-        if self.write.as_ref().is_some_and(|write| !write.is_finished()) {
-            // The disk hangs: the next attempt is due after the same time.
+        if let Some((file, content)) = self.kept.as_mut().zip(self.known.take_unwritten()) {
             self.written_at = Some(Instant::now());
-            return;
-        }
-        if let Some(content) = self.known.take_unwritten() {
-            self.written_at = Some(Instant::now());
-            let path = path.clone();
-            self.write = Some(tokio::task::spawn_blocking(move || known_names::write(&path, &content)));
+            file.put(content);
         }
     }
 }

@@ -27,6 +27,8 @@ pub struct NameTrouble {
     pub about: String,
     /// The failure, with the name server.
     pub what: String,
+    /// True for a name server.
+    pub is_server: bool,
     /// True if calls are served all the same: by another server, or by the addresses known from before.
     pub is_served: bool,
 }
@@ -69,7 +71,7 @@ impl NameTroubles {
         if troubles.names.len() >= MOST_NAMES && !troubles.names.contains_key(name) {
             return;
         }
-        let trouble = NameTrouble { about: name.to_owned(), what, is_served };
+        let trouble = NameTrouble { about: name.to_owned(), what, is_server: false, is_served };
         let before = troubles.names.insert(name.to_owned(), (Instant::now(), trouble));
         if is_served && before.is_none_or(|(_, before)| !before.is_served) {
             tracing::warn!(
@@ -122,6 +124,7 @@ impl NameTroubles {
         let of_server = |(server, trouble): (&SocketAddr, &ServerTrouble)| NameTrouble {
             about: format!("name server {}", shown(*server)),
             what: trouble.what.clone(),
+            is_server: true,
             is_served: true,
         };
         names.map(|(_, trouble)| trouble.clone()).chain(servers.map(of_server)).collect()

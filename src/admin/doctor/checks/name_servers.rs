@@ -13,7 +13,7 @@ pub(super) fn check(config: &Config, troubles: &[NameTrouble], findings: &mut Do
         "see that the name servers of cluster.dns and of /etc/resolv.conf answer (dig @SERVER NAME), or take \
          a dead one out"
     };
-    for NameTrouble { about, what, is_served } in troubles {
+    for NameTrouble { about, what, is_served, .. } in troubles {
         if *is_served {
             findings.warning("name_servers", about.clone(), what.clone(), fix);
         } else {

@@ -18,6 +18,7 @@ use crate::dial::names::NameTrouble;
 use crate::downstream::connection_table::ClientAddress;
 use crate::identity::ClusterId;
 use crate::io::descriptor_limit::DescriptorRoom;
+use crate::io::kept_file::UnwrittenFile;
 use crate::members::discovery::store_hashes::{HashObstacle, StoreHash};
 use crate::members::fitness::store_status::StoreStatus;
 use crate::members::membership::{AbsentMember, ForeignAddress, MemberPeerUrls};
@@ -46,6 +47,7 @@ struct Scene {
     connections: ConnectionOccupancy,
     constant_limits: Vec<Exceeded>,
     name_troubles: Vec<NameTrouble>,
+    unwritten: Vec<UnwrittenFile>,
     memory_limit: Option<u64>,
     shown: Vec<(String, CertificateDer<'static>)>,
     audit: AuditReport,
@@ -113,6 +115,7 @@ impl Scene {
             connections: ConnectionOccupancy { open: 100, ..ConnectionOccupancy::default() },
             constant_limits: Vec::new(),
             name_troubles: Vec::new(),
+            unwritten: Vec::new(),
             memory_limit: None,
             shown: Vec::new(),
             audit: AuditReport::default(),
@@ -175,6 +178,7 @@ impl Scene {
             connections: &self.connections,
             constant_limits: &self.constant_limits,
             name_troubles: &self.name_troubles,
+            unwritten: &self.unwritten,
             shown: &self.shown,
             audit: &self.audit,
         }
@@ -392,6 +396,7 @@ fn names_and_name_servers_that_fail() {
     let trouble = |about: &str, is_served| NameTrouble {
         about: about.to_owned(),
         what: "the name server 10.0.0.53 does not answer".to_owned(),
+        is_server: is_served,
         is_served,
     };
     let scene = Scene::new().with(|scene| {
@@ -399,6 +404,21 @@ fn names_and_name_servers_that_fail() {
     });
     let said = scene.finds(&[(Error, "name_servers"), (Warning, "name_servers")]);
     assert!(said.contains("m1.example") && said.contains("/etc/resolv.conf"), "{said}");
+}
+
+#[test]
+fn state_files_that_are_not_on_the_disk() {
+    let scene = Scene::new().with(|scene| {
+        scene.unwritten = vec![UnwrittenFile {
+            setting: "revocation.state_file",
+            path: "/state/revocations".into(),
+            since: *NOW - Duration::from_secs(300),
+            error: "No space left on device".to_owned(),
+            loss: "a restart forgets the revocations since then",
+        }];
+    });
+    let said = scene.finds(&[(Error, "state_file_unwritten")]);
+    assert!(said.contains("for 5 minutes (No space left on device): a restart forgets"), "{said}");
 }
 
 #[test]
