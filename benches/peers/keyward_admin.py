@@ -13,15 +13,15 @@ from proxies import Server, start_keyward
 METRIC = re.compile(r"^keyward_(\w+)(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
-def start(site, limits=None, shards=1):
-    """Starts a Keyward of `site` with `limits`, keys of the table [limits], and verifies its answers."""
+def start(site, limits=None, shards=1, further=""):
+    """Starts a Keyward of `site` with `limits`, keys of the table [limits], and `further` lines, and verifies its answers."""
     site.started += 1
     unique, port = f"keyward-{site.kind}-{site.started}", free_port()
     argv, environment, ready = start_keyward(site, unique, port)
     path = config_path(site, unique)
     lines = "".join(f"{key} = {value}\n" for key, value in (limits or {}).items())
     text = path.read_text().replace("shards = 1\n", f"shards = {shards}\n")
-    path.write_text(text + (f"\n[limits]\n{lines}" if lines else ""))
+    path.write_text(text + (f"\n[limits]\n{lines}" if lines else "") + f"\n{further}")
     process = site.processes.start(unique, argv, environment)
     server = Server("keyward", process, port)
     server.site = site
