@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::file_replacement::replace_file;
 
 /// Time between two attempts.
-const AGAIN: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// A file with its writer.
 pub struct KeptFile {

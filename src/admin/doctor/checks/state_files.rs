@@ -13,7 +13,7 @@ pub(super) fn check(unwritten: &[UnwrittenFile], now: SystemTime, findings: &mut
         let path = path.display();
         let what = format!("{path} has not been written for {minutes} minutes ({error}): {loss}");
         let fix = "make room on the disk, or let Keyward's user write into the folder: it is tried again \
-                   every 10 s";
+                   every 2 s";
         findings.error("state_file_unwritten", *setting, what, fix);
     }
 }
