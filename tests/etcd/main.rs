@@ -53,6 +53,8 @@ mod doctor;
 #[cfg(test)]
 mod documented_curl;
 #[cfg(test)]
+mod eetcd;
+#[cfg(test)]
 mod etcd3gw;
 #[cfg(test)]
 mod etcd_tokens;
