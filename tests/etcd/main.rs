@@ -89,6 +89,8 @@ mod idle;
 #[cfg(test)]
 mod idle_clients;
 #[cfg(test)]
+mod json_pieces;
+#[cfg(test)]
 mod json_twin;
 #[cfg(test)]
 mod kill;
