@@ -93,6 +93,8 @@ mod json_pieces;
 #[cfg(test)]
 mod json_twin;
 #[cfg(test)]
+mod kept_connections;
+#[cfg(test)]
 mod kill;
 #[cfg(test)]
 mod lagging;
