@@ -201,6 +201,8 @@ mod traces;
 #[cfg(test)]
 mod twin;
 #[cfg(test)]
+mod unread_events;
+#[cfg(test)]
 mod unread_log;
 #[cfg(test)]
 mod usage_limits;
