@@ -169,6 +169,9 @@ pub struct Listener {
     pub lend_login_identity: bool,
     /// True if clients with an invalid `:authority` are served.
     pub accept_odd_authority: bool,
+    /// The user agents of gRPC clients whose connections `limits.connection_age` spares: they cannot take a
+    /// GOAWAY. [`NO_USER_AGENT`] stands for a client without a user agent.
+    pub connection_age_spares: Vec<Glob>,
     /// Treatment of connections and streams at the expiry of their certificate or JWT.
     pub on_expiry: OnExpiry,
     /// Networks of load balancers sending a PROXY protocol header with the client's address; connections from
@@ -187,6 +190,14 @@ impl Listener {
     #[must_use]
     pub fn client_ca(&self) -> Option<&ClientCa> {
         self.tls.as_ref()?.clients.ca()
+    }
+
+    /// True if a gRPC client with this user agent (`None` for a client without one) keeps its connection over
+    /// `limits.connection_age`.
+    #[must_use]
+    pub fn spares_age_of(&self, user_agent: Option<&str>) -> bool {
+        let user_agent = user_agent.unwrap_or(NO_USER_AGENT);
+        self.connection_age_spares.iter().any(|spared| spared.matches(user_agent))
     }
 
     /// The member addressed by a connection with this TLS server name, if any.
@@ -551,6 +562,9 @@ pub struct Runtime {
     /// The folder for what Keyward keeps over a restart.
     pub state_dir: Option<PathBuf>,
 }
+
+/// The user agent of clients without one in `listener.connection_age_spares`.
+pub const NO_USER_AGENT: &str = "-";
 
 impl Listener {
     /// True if this address belongs to a load balancer sending the client's address by the PROXY protocol.

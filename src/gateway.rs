@@ -63,6 +63,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
+use http::header::USER_AGENT;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -197,6 +198,8 @@ pub struct ClientConnection {
     /// Until when calls that any voter can serve go to the home member.
     at_home_until: Cell<Option<Instant>>,
     dismissed: Cell<bool>,
+    /// Set by the first request of gRPC, whose user agent counts for the connection.
+    is_grpc: Cell<bool>,
     /// The memory held by the connection's requests.
     requests: ConnectionRequests,
     /// The number of open health watches of the connection.
@@ -252,6 +255,7 @@ impl ClientConnection {
             home: Cell::default(),
             at_home_until: Cell::default(),
             dismissed: Cell::default(),
+            is_grpc: Cell::default(),
             requests: ConnectionRequests::default(),
             health_watches: Rc::default(),
             remembered,
@@ -271,6 +275,19 @@ impl ClientConnection {
     pub fn note_call(&self, gateway: &Gateway, caller: &Caller) {
         if caller.user.is_some() || gateway.upstream.members.auth.now() != AuthSetting::On {
             self.activity.note_call();
+        }
+    }
+
+    /// Notes a request of gRPC. By the user agent of the first request, the listener spares the connection
+    /// its age: clients that cannot take a GOAWAY lose every stream with it. Clients of JSON can take one,
+    /// and many of them send no user agent.
+    pub fn note_grpc_request(&self, headers: &HeaderMap) {
+        if self.is_grpc.replace(true) {
+            return;
+        }
+        let agent = headers.get(USER_AGENT).map(|agent| agent.to_str());
+        if agent.transpose().is_ok_and(|agent| self.listener.spares_age_of(agent)) {
+            self.activity.spare_age();
         }
     }
 

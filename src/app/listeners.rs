@@ -259,6 +259,7 @@ fn settings(listener: &Listener) -> impl PartialEq {
         identify: _,
         lend_login_identity,
         accept_odd_authority,
+        connection_age_spares,
         on_expiry,
         proxy_protocol_from,
         http,
@@ -267,7 +268,7 @@ fn settings(listener: &Listener) -> impl PartialEq {
     } = listener;
     let ca = listener.client_ca().map(|ca| &ca.name);
     let clients = (name, tls.is_some(), ca, lend_login_identity, accept_odd_authority, on_expiry);
-    (clients, proxy_protocol_from, http, member, server_names)
+    (clients, connection_age_spares, proxy_protocol_from, http, member, server_names)
 }
 
 fn tls_of(listener: &Listener) -> Result<Option<CurrentListenerTls>, String> {

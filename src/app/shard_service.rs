@@ -284,7 +284,10 @@ impl ShardService {
             let face = RestFace { gateway: Rc::clone(&gateway), client: Rc::clone(&client) };
             let answer = move |request| match is_rest(&request) {
                 true => Either::Left(face.clone().serve(request)),
-                false => Either::Right(grpc_answer(Rc::clone(&gateway), Rc::clone(&client), request)),
+                false => {
+                    client.note_grpc_request(request.headers());
+                    Either::Right(grpc_answer(Rc::clone(&gateway), Rc::clone(&client), request))
+                }
             };
             Ok(AdmittedClient { answer, until, old_at, expires, dismiss })
         };

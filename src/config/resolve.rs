@@ -767,6 +767,7 @@ mod tests {
         assert_eq!(listener.identify, [Identify::Certificate, Identify::Token]);
         assert!(!listener.lend_login_identity);
         assert!(listener.accept_odd_authority);
+        assert!(listener.spares_age_of(None) && !listener.spares_age_of(Some("grpc-go/1.2")));
         assert_eq!(listener.on_expiry, OnExpiry::Cut);
         for (bad, path) in [
             ("[]", "listener[0].identify"),
@@ -789,12 +790,16 @@ mod tests {
         assert_eq!(config.listeners[0].identify, [Identify::Token, Identify::Default], "none about any");
         let kept = format!(
             "{CLUSTER}{LISTENER}on_expiry = 'keep'\nlend_login_identity = true\n\
-             accept_odd_authority = false\n"
+             accept_odd_authority = false\nconnection_age_spares = ['old/1.*']\n"
         );
         let (config, _) = valid(&kept);
         assert_eq!(config.listeners[0].on_expiry, OnExpiry::Keep);
         assert!(config.listeners[0].lend_login_identity);
         assert!(!config.listeners[0].accept_odd_authority);
+        assert!(config.listeners[0].spares_age_of(Some("old/1.2 (x)")));
+        assert!(
+            !config.listeners[0].spares_age_of(Some("old/2")) && !config.listeners[0].spares_age_of(None)
+        );
     }
 
     #[test]

@@ -85,6 +85,7 @@ pub(super) struct TomlListener {
     pub(super) identify: Option<Vec<TomlIdentify>>,
     pub(super) lend_login_identity: Option<bool>,
     pub(super) accept_odd_authority: Option<bool>,
+    pub(super) connection_age_spares: Option<Vec<String>>,
     pub(super) on_expiry: Option<TomlOnExpiry>,
     pub(super) proxy_protocol_from: Option<Vec<String>>,
     pub(super) rest: Option<bool>,

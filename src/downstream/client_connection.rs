@@ -105,7 +105,7 @@ pub struct AdmittedClient<A> {
     pub answer: A,
     /// End of the client's admission: GOAWAY is sent then, and open streams are cut after [`LAST_CALLS`].
     pub until: Option<Instant>,
-    /// Time of a GOAWAY for age. Open streams continue.
+    /// Time of a GOAWAY for age, unless the connection's activity spares it. Open streams continue.
     pub old_at: Option<Instant>,
     /// Expiry of the client's certificate.
     pub expires: Option<SystemTime>,

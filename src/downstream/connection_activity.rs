@@ -1,8 +1,9 @@
 //! The activity of a client connection.
 //!
 //! Owns: the number of open streams, the time of the last stream's end, a flag for an admitted call, the
-//! request to close in favour of a new connection, and an operator's request to close. Must not know: the
-//! reason for an eviction, the meaning of a stream.
+//! request to close in favour of a new connection, an operator's request to close, and a flag for a
+//! connection without an age. Must not know: the reason for an eviction or for the flag, the meaning of a
+//! stream.
 //! Invariants: only the connection's shard counts streams; any thread may read the counts. Another thread may
 //! read a slightly old value, so the shard checks again before closing a connection.
 
@@ -23,6 +24,7 @@ pub struct ConnectionActivity {
     has_called: AtomicBool,
     is_taken_over: AtomicBool,
     is_kicked: AtomicBool,
+    is_age_spared: AtomicBool,
     room_wanted: Notify,
 }
 
@@ -43,6 +45,7 @@ impl Default for ConnectionActivity {
             has_called: AtomicBool::default(),
             is_taken_over: AtomicBool::default(),
             is_kicked: AtomicBool::default(),
+            is_age_spared: AtomicBool::default(),
             room_wanted: Notify::new(),
         }
     }
@@ -71,6 +74,16 @@ impl ConnectionActivity {
     #[must_use]
     pub fn is_kicked(&self) -> bool {
         self.is_kicked.load(Ordering::Relaxed)
+    }
+
+    /// Spares the connection the end for its age: its client cannot take a GOAWAY.
+    pub fn spare_age(&self) {
+        self.is_age_spared.store(true, Ordering::Relaxed);
+    }
+
+    /// True if the connection does not end for its age.
+    pub(super) fn is_age_spared(&self) -> bool {
+        self.is_age_spared.load(Ordering::Relaxed)
     }
 
     /// Counts a new stream.

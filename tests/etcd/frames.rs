@@ -33,13 +33,17 @@ const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
+const PRIORITY: u8 = 2;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
+/// The flag of a HEADERS frame that begins with a priority.
+const WITH_PRIORITY: u8 = 0x20;
 /// The window for whole answers.
 const WINDOW: u32 = 1 << 24;
 /// Past every timeout of etcd itself.
@@ -50,6 +54,8 @@ const LONGEST: usize = 16 * 1024;
 const LARGE: usize = 40_000;
 /// Events of a burst: more than a stream of Keyward queues.
 const BURST: u32 = 200;
+/// Bytes of a field's value, for large header lists.
+const FIELD: usize = 1000;
 
 /// A client on a connection of its own.
 struct FrameClient(TcpStream);
@@ -83,22 +89,51 @@ impl FrameClient {
         self.0.write_all(&bytes).await.expect("open");
     }
 
-    /// The next frame of any stream; a frame of the connection that ends it is a panic.
+    /// The next frame of any stream; the end of the connection is a panic.
     async fn next(&mut self) -> (u32, ReceivedFrame) {
+        self.next_or_end().await.unwrap_or_else(|end| panic!("{end}"))
+    }
+
+    /// The next frame of any stream.
+    ///
+    /// # Errors
+    /// The connection ends: the code and the text of the GOAWAY.
+    async fn next_or_end(&mut self) -> Result<(u32, ReceivedFrame), String> {
         loop {
             let mut head = [0; 9];
-            timeout(LIMIT, self.0.read_exact(&mut head)).await.expect("in time").expect("open");
+            let read = timeout(LIMIT, self.0.read_exact(&mut head)).await.expect("in time");
+            read.map_err(|_| "closed without a GOAWAY".to_owned())?;
             let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
             timeout(LIMIT, self.0.read_exact(&mut payload)).await.expect("in time").expect("open");
             let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
             let (kind, flags) = (head[3], head[4]);
-            assert_ne!(kind, GOAWAY, "{}", payload.escape_ascii());
             match stream {
+                0 if kind == GOAWAY => {
+                    return Err(format!("GOAWAY {} {}", payload[7], payload[8..].escape_ascii()));
+                }
                 0 if kind == SETTINGS && flags & ACK == 0 => self.write(SETTINGS, ACK, 0, &[]).await,
                 0 => {}
                 // Room for the request: each server gives its own.
                 _ if kind == WINDOW_UPDATE => {}
-                stream => return (stream, ReceivedFrame { kind, flags, payload }),
+                stream => return Ok((stream, ReceivedFrame { kind, flags, payload })),
+            }
+        }
+    }
+
+    /// What came for a stream until its end, in words, or how the connection ended.
+    async fn outcome(&mut self, of: u32) -> String {
+        let mut frames = Vec::new();
+        loop {
+            match self.next_or_end().await {
+                Err(end) => return end,
+                Ok((stream, frame)) if stream == of => {
+                    let ended = frame.flags & END_STREAM != 0 || frame.kind == RST_STREAM;
+                    frames.push(frame);
+                    if ended {
+                        return told(&frames);
+                    }
+                }
+                Ok(_) => {}
             }
         }
     }
@@ -127,20 +162,39 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 fn opening(stream: u32, path: &str, messages: &[Vec<u8>], ends: bool) -> Vec<u8> {
-    let fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", path),
-        (":authority", "etcd"),
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
-    ];
-    let string = |text: &str| [&[u8::try_from(text.len()).expect("short")], text.as_bytes()].concat();
-    // Each field as a literal.
-    let block: Vec<u8> =
-        fields.iter().flat_map(|(name, value)| [vec![0], string(name), string(value)].concat()).collect();
+    let mut bytes = frame(HEADERS, END_HEADERS, stream, &block(path, Some("etcd")));
+    bytes.extend(body(stream, messages, ends));
+    bytes
+}
+
+/// The fields of a request, each as a literal.
+fn block(path: &str, authority: Option<&str>) -> Vec<u8> {
+    let pseudo = [(":method", "POST"), (":scheme", "http"), (":path", path)].into_iter();
+    let fields = pseudo.chain(authority.map(|authority| (":authority", authority)));
+    let fields = fields.chain([("content-type", "application/grpc"), ("te", "trailers")]);
+    fields.flat_map(|(name, value)| literal(name, value)).collect()
+}
+
+fn literal(name: &str, value: &str) -> Vec<u8> {
+    // An integer with a prefix of seven bits (RFC 7541, section 5.1).
+    let length = |length: usize| match u8::try_from(length) {
+        Ok(length @ ..127) => vec![length],
+        _ => {
+            let rest = length - 127;
+            vec![
+                127,
+                u8::try_from(rest % 128).expect("seven bits") | 128,
+                u8::try_from(rest / 128).expect("short"),
+            ]
+        }
+    };
+    [vec![0], length(name.len()), name.into(), length(value.len()), value.into()].concat()
+}
+
+/// The messages of a request in DATA frames.
+fn body(stream: u32, messages: &[Vec<u8>], ends: bool) -> Vec<u8> {
     let body: Vec<u8> = messages.iter().flat_map(|message| encode(message)).collect();
-    let mut bytes = frame(HEADERS, END_HEADERS, stream, &block);
+    let mut bytes = Vec::new();
     let mut parts = body.chunks(LONGEST).peekable();
     while let Some(part) = parts.next() {
         let flags = if ends && parts.peek().is_none() { END_STREAM } else { 0 };
@@ -294,6 +348,108 @@ async fn answers_come_in_the_frames_in_which_etcd_sends_them() {
             if theirs != ours {
                 println!("  {:<32} {ours}", "through Keyward");
                 writeln!(faults, "etcd {version}: {name}: {theirs}, through Keyward {ours}")
+                    .expect("a String takes all");
+            }
+        }
+        faults
+    };
+    let faults = side_by_side(&every_version(), of_version).await.concat();
+    assert!(faults.is_empty(), "{faults}");
+}
+
+/// A request with further fields of so many bytes in all, in as many frames as they need.
+fn opening_with_fields(stream: u32, bytes: usize) -> Vec<u8> {
+    let value = "v".repeat(FIELD);
+    let mut block = block(RANGE, Some("etcd"));
+    (0..bytes / FIELD).for_each(|_| block.extend(literal("x-more", &value)));
+    let count = block.chunks(LONGEST).count();
+    let mut frames = Vec::new();
+    for (number, part) in block.chunks(LONGEST).enumerate() {
+        let kind = if number == 0 { HEADERS } else { CONTINUATION };
+        let flags = if number + 1 == count { END_HEADERS } else { 0 };
+        frames.extend(frame(kind, flags, stream, part));
+    }
+    frames.extend(body(stream, &[range("k")], true));
+    frames
+}
+
+/// A request that no client library writes.
+struct OddRequest {
+    name: &'static str,
+    /// Whether it is the first one of its connection.
+    is_first: bool,
+    bytes: Vec<u8>,
+    /// What becomes of it at etcd's plain port.
+    at_etcd: fn(&Version) -> &'static str,
+    /// The same through Keyward.
+    here: &'static str,
+}
+
+const SERVED: &str = "HEADERS; DATA; HEADERS END_STREAM";
+/// Trailers alone, or an answer of HTTP without a body.
+const REFUSED: &str = "HEADERS END_STREAM";
+const RESET: &str = "RST_STREAM \\x00\\x00\\x00\\x01";
+const LOST: &str = "GOAWAY 11 too_many_continuations";
+
+fn odd_requests() -> Vec<OddRequest> {
+    let request = |authority: Option<&str>| {
+        [frame(HEADERS, END_HEADERS, 3, &block(RANGE, authority)), body(3, &[range("k")], true)].concat()
+    };
+    let itself = [&3_u32.to_be_bytes()[..], &[15]].concat();
+    let with_priority = [&itself[..], &block(RANGE, Some("etcd"))].concat();
+    let head = frame(HEADERS, END_HEADERS | WITH_PRIORITY, 3, &with_priority);
+    let depending = [head, body(3, &[range("k")], true)].concat();
+    let priority = [frame(PRIORITY, 0, 3, &itself), request(Some("etcd"))].concat();
+    let odd = |name, bytes, here| OddRequest { name, is_first: false, bytes, at_etcd: |_| SERVED, here };
+    let first = |name, bytes, here| OddRequest { is_first: true, ..odd(name, bytes, here) };
+    let newer_refuse: fn(&Version) -> &'static str =
+        |version| if version.at_least("3.5.35") { REFUSED } else { SERVED };
+    vec![
+        first("an empty :authority from the first request on", request(Some("")), SERVED),
+        odd("an empty :authority behind an ordinary one", request(Some("")), RESET),
+        OddRequest { at_etcd: newer_refuse, ..odd("no :authority", request(None), SERVED) },
+        odd("a PRIORITY frame of a stream on itself", priority, RESET),
+        odd("a request that depends on itself", depending, RESET),
+        odd("a header list of 60 kB", opening_with_fields(3, 60_000), SERVED),
+        odd("a header list of 80 kB", opening_with_fields(3, 80_000), REFUSED),
+        odd("a header list of 140 kB", opening_with_fields(3, 140_000), LOST),
+    ]
+}
+
+/// What became of an odd request, in words. An ordinary one behind it on the connection is served, or the connection has ended.
+async fn odd_exchange(address: SocketAddr, odd: &OddRequest) -> String {
+    let mut client = FrameClient::connect(address).await;
+    if !odd.is_first {
+        client.open(1, RANGE, &[range("k")], true).await;
+        assert_eq!(client.outcome(1).await, SERVED);
+    }
+    client.0.write_all(&odd.bytes).await.expect("open");
+    let outcome = client.outcome(3).await;
+    if outcome != LOST {
+        client.open(5, RANGE, &[range("k")], true).await;
+        assert_eq!(client.outcome(5).await, SERVED, "behind {}: {outcome}", odd.name);
+    }
+    outcome
+}
+
+/// `docs/differences.md` has the rows that differ.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_no_client_library_writes_beside_etcd() {
+    let of_version = async |version: &Version| {
+        let cluster = Cluster::start(version, Options::default()).await;
+        let site = Site::new();
+        let config = site.in_front_of(&cluster);
+        let keyward = Keyward::start(site, &config).await;
+        let mut faults = String::new();
+        for odd in odd_requests() {
+            let came = [
+                odd_exchange(cluster.address(0), &odd).await,
+                odd_exchange(keyward.site().listen, &odd).await,
+            ];
+            println!("etcd {version}: {}: {}, through Keyward {}", odd.name, came[0], came[1]);
+            let expected = [(odd.at_etcd)(version), odd.here];
+            if came != expected {
+                writeln!(faults, "etcd {version}: {}: {came:?}, not {expected:?}", odd.name)
                     .expect("a String takes all");
             }
         }

@@ -53,6 +53,8 @@ mod doctor;
 #[cfg(test)]
 mod documented_curl;
 #[cfg(test)]
+mod eetcd;
+#[cfg(test)]
 mod etcd3gw;
 #[cfg(test)]
 mod etcd_tokens;
@@ -87,7 +89,11 @@ mod idle;
 #[cfg(test)]
 mod idle_clients;
 #[cfg(test)]
+mod json_pieces;
+#[cfg(test)]
 mod json_twin;
+#[cfg(test)]
+mod kept_connections;
 #[cfg(test)]
 mod kill;
 #[cfg(test)]
@@ -194,6 +200,8 @@ mod topology;
 mod traces;
 #[cfg(test)]
 mod twin;
+#[cfg(test)]
+mod unread_events;
 #[cfg(test)]
 mod unread_log;
 #[cfg(test)]

@@ -19,6 +19,11 @@ const AGE: Duration = Duration::from_secs(600);
 const LINES: &str =
     "[limits]\nconnection_age = \"10m\"\nfirst_call_timeout = \"0s\"\n[watch]\nidle_progress = \"0s\"\n";
 
+/// A client as all but a few are: gRPC's libraries send a user agent.
+async fn client_of(keyward: &Keyward) -> Client {
+    keyward.client().await.header("user-agent", "grpc-go/1.72.1")
+}
+
 /// Waits until it takes no new streams, and says how long that took.
 async fn told_to_go(client: &Client, began: Instant) -> Duration {
     loop {
@@ -37,7 +42,7 @@ fn an_old_connection_takes_no_more_calls_and_ends_with_its_last_stream() {
         let member = Member::new(1, &Tasks::default());
         let keyward = Keyward::configured(&[&member], AuthSetting::Off, LINES);
         let began = Instant::now();
-        let client = keyward.client().await;
+        let client = client_of(&keyward).await;
         let (mut stream, mut call) = watching(&client, &member).await;
         let took = told_to_go(&client, began).await;
         assert!(took >= AGE * 9 / 10 && took <= AGE * 11 / 10 + Duration::from_secs(2), "{took:?}");
@@ -98,6 +103,38 @@ fn age_is_off_where_the_configuration_says_so_and_where_a_login_lends_itself() {
             let client = keyward.client().await;
             sleep(3 * AGE).await;
             assert!(!client.is_closed(), "{listener}{lines}");
+        });
+    }
+}
+
+/// Erlang's gun drops every stream at a GOAWAY, and sends no user agent.
+#[test]
+fn who_cannot_take_a_goaway_keeps_an_old_connection_until_a_drain() {
+    const NAMED: &str = "connection_age_spares = [\"gun/*\"]\n";
+    for (listener, agent, is_spared) in [
+        ("", None, true),
+        ("", Some("grpc-go/1.72.1"), false),
+        (NAMED, None, false),
+        (NAMED, Some("grpc-go/1.72.1"), false),
+        (NAMED, Some("gun/1.3"), true),
+    ] {
+        paused(async move {
+            let member = Member::new(1, &Tasks::default());
+            let folder = tempfile::tempdir().expect("a folder");
+            let keyward = Keyward::at(&[&member], AuthSetting::Off, folder.path(), listener, LINES);
+            let client = keyward.client().await;
+            let client = match agent {
+                Some(agent) => client.header("user-agent", agent),
+                None => client,
+            };
+            let (stream, _call) = watching(&client, &member).await;
+            sleep(3 * AGE).await;
+            let is_open = client.open(RANGE).await.is_ok();
+            assert_eq!(is_open, is_spared, "{listener}{agent:?}");
+            keyward.drain(Duration::from_secs(60));
+            sleep(Duration::from_secs(1)).await;
+            assert!(client.open(RANGE).await.is_err(), "{listener}{agent:?}: a drain spares nobody");
+            drop(stream);
         });
     }
 }

@@ -8,7 +8,7 @@ use keyward::rpc::frame::unary;
 use crate::member::Member;
 use crate::raw_client::{DATA, GOAWAY, PROTOCOL_ERROR, RST_STREAM, RawClient};
 use crate::rig::{Keyward, one_member, paused, settled};
-use crate::words::{RANGE, WATCH, create_of, created, event, ranged, watch};
+use crate::words::{RANGE, WATCH, create_of, created, event, range, ranged, watch};
 
 const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 0xb];
 
@@ -107,6 +107,27 @@ fn a_malformed_time_limit_is_refused_over_a_status_of_200() {
             (http::StatusCode::OK, &"13".parse().expect("a value"))
         );
         assert!(member.was_called_again().is_none());
+    });
+}
+
+/// etcd takes lists of up to 16 MiB.
+#[test]
+fn a_header_list_over_the_limit_is_answered_with_431_and_touches_no_other_call() {
+    paused(async {
+        let (member, keyward) = one_member();
+        let client = keyward.client().await;
+        let mut request = Request::post(format!("http://keyward.test{RANGE}"))
+            .version(http::Version::HTTP_2)
+            .header("content-type", "application/grpc");
+        for _ in 0..80 {
+            request = request.header("x-more", "v".repeat(1000));
+        }
+        let request = request.body(()).expect("a request");
+        let (response, _sending) = client.sender().send_request(request, true).expect("sent");
+        let status = response.await.expect("an answer").status();
+        assert_eq!(status, http::StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+        let script = async { member.called(RANGE).await.reply(&ranged(1)).await };
+        tokio::join!(client.call(RANGE, range("k")), script).0.message();
     });
 }
 

@@ -260,7 +260,7 @@ STEPS = [
     Step("crates", "downloads the crates of Cargo.lock", crates, 0.5, "quick"),
     Step("tools", "builds cargo-nextest, which runs the tests with real servers, and other cargo tools from their crates", tools, 6, "quick", ("crates",), True),
     Step("servers", "etcd of five versions and Prometheus, from the registries of Debian, Python and Go", servers, 4, "quick", is_beside=True),
-    Step("clients", "real client libraries of Go, Python, Node, Rust; Patroni, collectors", clients, 4, "quick", ("servers",)),
+    Step("clients", "real client libraries of Go, Python, Node, Rust, Erlang; Patroni, collectors", clients, 4, "quick", ("servers",)),
     Step("dependencies", "cargo-deny: licences, sources, bans", dependencies, 0.1, "all", ("crates",)),
     Step("build", "the program and every test", build, 7, "quick", ("crates",)),
     Step("lints", "clippy and rustdoc, warnings are faults", lints, 0.1, "quick", ("crates",)),

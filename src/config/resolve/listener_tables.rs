@@ -13,10 +13,10 @@ use super::{IdentifyAvailability, Resolver};
 use crate::config::certificate_expiry::RevocationCoverage;
 use crate::config::{
     Address, Admin, AdminSocketSetting, ClientAuth, ClientCa, DEFAULT_ADMIN_SOCKET, Identify, Listener,
-    ListenerHttp, OnExpiry, OwnHosts, PageContent, PageSettings, ServerTls, toml_file,
+    ListenerHttp, NO_USER_AGENT, OnExpiry, OwnHosts, PageContent, PageSettings, ServerTls, toml_file,
 };
 use crate::identity::UserName;
-use crate::identity::pattern::AddressRange;
+use crate::identity::pattern::{AddressRange, Glob};
 use crate::pem::{Crls, Roots};
 
 /// Default of `admin.address` (docs/decisions.md#d47).
@@ -78,6 +78,7 @@ impl Resolver<'_> {
                 lend_login_identity: row.lend_login_identity.unwrap_or(false),
                 // etcd does not check `:authority` either.
                 accept_odd_authority: row.accept_odd_authority.unwrap_or(true),
+                connection_age_spares: spared_user_agents(row.connection_age_spares),
                 on_expiry: match row.on_expiry {
                     None | Some(toml_file::TomlOnExpiry::Cut) => OnExpiry::Cut,
                     Some(toml_file::TomlOnExpiry::Keep) => OnExpiry::Keep,
@@ -402,6 +403,14 @@ impl Resolver<'_> {
 }
 
 /// True for a name allowed in logs, metrics and peer names.
+/// Erlang's gun, below eetcd, sends no user agent, and every library of gRPC sends one.
+fn spared_user_agents(texts: Option<Vec<String>>) -> Vec<Glob> {
+    texts.map_or_else(
+        || vec![Glob::new(NO_USER_AGENT)],
+        |texts| texts.iter().map(|text| Glob::new(text)).collect(),
+    )
+}
+
 fn is_plain(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (1..=64).contains(&name.len()) && name.bytes().all(plain)

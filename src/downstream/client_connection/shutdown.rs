@@ -125,7 +125,12 @@ impl ConnectionShutdown {
                 }
                 *limit = latest(*limit, Instant::now() + LAST_CALLS);
             }
-            () = sleep_until_some(*old_at) => *old_at = None,
+            () = sleep_until_some(*old_at) => {
+                *old_at = None;
+                if place.activity().is_age_spared() {
+                    return None;
+                }
+            }
             () = sleep_until_some(*limit) => return Some(ShutdownStep::Cut),
             () = place.activity().room_wanted() => return self.make_room(),
             () = sleep_until_some(first_call_by) => return self.first_call_is_late(),

@@ -7,6 +7,7 @@ mod record;
 mod rounds;
 #[cfg(feature = "v0_21")]
 mod stream;
+mod unread;
 #[cfg(feature = "v0_21")]
 mod watchers;
 
@@ -27,7 +28,7 @@ use etcd_client_0_21 as etcd_client;
 use record::{described, emit};
 use serde_json::json;
 
-const USAGE: &str = "usage: watchers watchers|rounds --endpoints HOST:PORT[,…] --user NAME --password-file FILE \
+const USAGE: &str = "usage: watchers watchers|rounds|unread --endpoints HOST:PORT[,…] --user NAME --password-file FILE \
      (--spec SPEC.json | --prefix PREFIX)";
 
 fn main() -> ExitCode {
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
         .collect();
     let known = ["--endpoints", "--user", "--password-file", "--spec", "--prefix"];
     let scenario = args.first().map(String::as_str).unwrap_or_default();
-    if !["watchers", "rounds"].contains(&scenario)
+    if !["watchers", "rounds", "unread"].contains(&scenario)
         || args.len() != 1 + 2 * flags.len()
         || flags.keys().any(|flag| !known.contains(flag))
     {
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
 async fn run(scenario: &str, flags: &HashMap<&str, &str>) -> Result<(), (String, String)> {
     match scenario {
         "rounds" => rounds::run(flags).await,
+        "unread" => unread::run(flags).await,
         #[cfg(feature = "v0_21")]
         "watchers" => watchers::run(flags).await,
         _ => Err(("Unknown".to_owned(), format!("this version has no {scenario}"))),
