@@ -26,6 +26,7 @@ use tokio::sync::futures::OwnedNotified;
 use tokio::time::{Instant, timeout};
 
 use crate::config::{Endpoint, Scheme};
+use crate::dial::member_tls::certificate_alert;
 use crate::io::ByteStream;
 use crate::io::coalesce::coalesce;
 use crate::io::http2_body::Http2Body;
@@ -279,6 +280,12 @@ impl Connection {
             () = self.scissors.first_byte() => true,
             () = self.load.ended() => false,
         }
+    }
+
+    /// The alert by which the member refused the certificate shown, if the connection ended so.
+    #[must_use]
+    pub fn certificate_alert(&self) -> Option<Arc<str>> {
+        self.scissors.read_failure().and_then(certificate_alert)
     }
 
     /// Admits no further call, and closes the connection after its last call.
