@@ -198,7 +198,7 @@ impl<'a> Call<'a> {
         // After its end, a connection finishes calls in flight and starts no new call.
         match client.authorization_end(&caller) {
             _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
-            Some((at, refusal)) if at <= Instant::now() => Err(refusal),
+            Some((end, refusal)) if end.is_over() => Err(refusal),
             _ => {
                 let (members, policy) = (&gateway.upstream.members, &snapshot.config.policy);
                 if let Some(check) = identity_check(members, policy, self.method, &caller.upstream_user) {

@@ -20,7 +20,7 @@ use crate::config::{
 use crate::credentials::{Credentials, MetricsPages};
 use crate::dial::connect::Connector;
 use crate::dial::member_tls::client_config;
-use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls};
+use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::service::LoginService;
@@ -125,7 +125,7 @@ impl ReloadPart {
                 if *published.borrow() == seen {
                     continue;
                 }
-                let made = ListenerTls::new(is).map_err(|error| format!("listener {name}: {error}"))?;
+                let made = current.load().renewed(is).map_err(|error| format!("listener {name}: {error}"))?;
                 changes.push(format!("listener {name}: {seen}"));
                 swaps.push((Arc::clone(current), made, Rc::clone(published), seen));
             }
@@ -413,6 +413,7 @@ mod tests {
     use super::*;
     use crate::config::reload_request::{ReloadOutcome, ReloadTrigger};
     use crate::dial::names::NameResolver;
+    use crate::downstream::listener_tls::ListenerTls;
     use crate::otlp::collector::CollectorClient;
     use crate::otlp::collector_access::CollectorAccess;
     use crate::reload::Reload;
@@ -518,6 +519,21 @@ mod tests {
         house.renew("server");
         assert!(house.changes(STAFF).await);
         assert!(house.changes(&format!("{STAFF}, client_auth = 'optional'")).await);
+    }
+
+    /// A new certificate of the server, and a reading of the same authorities, verify no open connection.
+    #[tokio::test]
+    async fn the_trust_in_clients_is_another_one_only_for_other_authorities_or_a_stricter_setting() {
+        let mut house = House::new(STAFF);
+        let optional = format!("{STAFF}, client_auth = 'optional'");
+        let changes: [(&str, &str, bool); 3] =
+            [("server", STAFF, false), ("staff", STAFF, true), ("server", &optional, true)];
+        for (renewed, clients, is_other) in changes {
+            let before = Arc::clone(house.current.load().trust());
+            house.renew(renewed);
+            assert!(house.changes(clients).await);
+            assert_eq!(!Arc::ptr_eq(&before, house.current.load().trust()), is_other, "{renewed}");
+        }
     }
 
     /// The lines of the admin page about certificates, without their common name.

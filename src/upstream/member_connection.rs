@@ -40,6 +40,7 @@ use crate::upstream::connection_load::{
     CONNECTION_WINDOW, ConnectionLoad, KIB, SeatGuard, UNTOLD_STREAMS, stream_window,
 };
 use crate::upstream::upstream_request::{QueuedBytes, UpstreamRequestBody, send_body};
+use crate::wall_deadline::WallDeadline;
 
 /// etcd refuses pings less than 5 s apart; 10 s keeps a wide margin.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -69,8 +70,8 @@ pub struct Connection {
     send: SendRequest<QueuedBytes>,
     load: Arc<ConnectionLoad>,
     scissors: KillSwitch,
-    /// Instant after which no call begins on the connection.
-    fresh_until: Option<Instant>,
+    /// The end after which no call begins on the connection.
+    fresh_until: Option<WallDeadline>,
 }
 
 /// Limits on a connection's lifetime.
@@ -78,8 +79,8 @@ pub struct Connection {
 pub struct ConnectionLifetime {
     /// Time without a call after which the connection is closed.
     pub idle: Duration,
-    /// Instant after which no call begins on the connection.
-    pub fresh_until: Option<Instant>,
+    /// The end after which no call begins on the connection.
+    pub fresh_until: Option<WallDeadline>,
 }
 
 /// How a connection ended.
@@ -344,7 +345,7 @@ impl Connection {
     /// limit, after `fresh_until`, and on a retired or closing connection.
     #[must_use]
     pub fn enter(&self, member: &Rc<Cell<usize>>) -> Option<InFlight> {
-        let stale = self.fresh_until.is_some_and(|until| Instant::now() >= until);
+        let stale = self.fresh_until.is_some_and(|until| until.is_over());
         if stale {
             self.retire();
         }
