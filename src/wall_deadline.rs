@@ -1,7 +1,7 @@
 //! An end given by the wall clock, as of a certificate, a token, or a rule: the only way to wait for one.
 //!
 //! Owns: the comparison with both clocks. Must not know: what ends. Invariant: the end has passed once either
-//! clock says so, and whoever waits notices within [`LOOK`]. The monotonic clock stands while the machine is
+//! clock says so, and whoever waits notices within a minute. The monotonic clock stands while the machine is
 //! suspended; the wall clock may be stepped, in both directions.
 
 use std::future::Future;

@@ -52,6 +52,8 @@ pub struct CertificateExpiry {
     pub begins: SystemTime,
     /// Time of expiry; of a revocation list the time by which the next one is due.
     pub ends: SystemTime,
+    /// The certificate and what is presented with it; empty for authorities and lists.
+    pub chain: Vec<CertificateDer<'static>>,
 }
 
 /// The authorities of a listener's client certificates beside its revocation lists.
@@ -214,11 +216,18 @@ impl ExpiryList {
             .iter()
             .filter_map(validity_of)
             .reduce(|one, other| (one.0.max(other.0), one.1.min(other.1)));
-        self.push(usage, name, times);
+        self.push(usage, name, times, chain);
     }
 
-    fn push(&mut self, usage: CertificateUse, name: &str, times: Option<(SystemTime, SystemTime)>) {
-        let named = |(begins, ends)| CertificateExpiry { usage, name: name.to_owned(), begins, ends };
+    fn push(
+        &mut self,
+        usage: CertificateUse,
+        name: &str,
+        times: Option<(SystemTime, SystemTime)>,
+        chain: &[CertificateDer<'static>],
+    ) {
+        let chain = chain.to_vec();
+        let named = |(begins, ends)| CertificateExpiry { usage, name: name.to_owned(), begins, ends, chain };
         self.0.extend(times.map(named));
     }
 
@@ -227,7 +236,7 @@ impl ExpiryList {
     fn add_authorities(&mut self, usage: CertificateUse, name: &str, all: &[CertificateDer<'static>]) {
         let times =
             all.iter().filter_map(validity_of).reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
-        self.push(usage, name, times);
+        self.push(usage, name, times, &[]);
     }
 
     /// A list without a time for the next one never ends. The list that is due first counts.
@@ -237,7 +246,7 @@ impl ExpiryList {
             Some((system_time(list.last_update())?, system_time(list.next_update()?)?))
         };
         let first_due = lists.iter().filter_map(times).min_by_key(|(_, ends)| *ends);
-        self.push(CertificateUse::ListenerCrl, name, first_due);
+        self.push(CertificateUse::ListenerCrl, name, first_due, &[]);
     }
 
     fn add_client_tls(&mut self, (own, ca): (CertificateUse, CertificateUse), name: &str, tls: &ClientTls) {

@@ -3,7 +3,7 @@
 //! Owns: the verifier, and what was judged by it. Must not know: connections, handshakes, the server's own
 //! certificate. Invariants: a change of the server's own certificate is no change of trust; each distinct
 //! chain is verified once by one trust; chains of open connections are verified by an admitting verifier of
-//! handshakes, in turns of [`AT_ONCE`].
+//! handshakes, a few at a time.
 
 use std::collections::HashMap;
 use std::rc::Rc;
