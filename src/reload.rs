@@ -410,7 +410,7 @@ impl Reload {
 /// A chain that lost an intermediate, as a sentence.
 fn told_of_cut(cut: &LostIntermediate) -> String {
     format!(
-        "{}: the new chain ends below {:?}, which the chain in force has: peers refuse it; the file may be cut \
+        "{}: the new chain ends below {:?}, which the one in force has: peers refuse it; the file may be cut \
          short",
         cut.key, cut.subject
     )
