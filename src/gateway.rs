@@ -303,6 +303,19 @@ impl ClientConnection {
         proof.into_iter().chain(welcome).min_by_key(|(at, _)| at.end())
     }
 
+    /// Checks that a call of `caller` may begin: after its end, a connection finishes calls in flight and
+    /// starts no new call.
+    ///
+    /// # Errors
+    /// The connection is dismissed, or the caller's proof or the connection's certificate has ended.
+    pub fn check_authorized(&self, caller: &Caller) -> Result<(), Refusal> {
+        match self.authorization_end(caller) {
+            _ if self.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
+            Some((end, refusal)) if end.is_over() => Err(refusal),
+            _ => Ok(()),
+        }
+    }
+
     /// Resets the revision floor and the home member if `cluster` differs from the cluster served before:
     /// revisions of two clusters are not comparable.
     pub fn follow(&self, cluster: Option<ClusterId>) {

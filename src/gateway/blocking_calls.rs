@@ -37,12 +37,13 @@ pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineRes
     let mut registration = call.gateway.enter(call.client, &request.caller, Some(request.decided(call)))?;
     let lock_wait = lock_wait(call, &request).await;
     let waiting = run(&exchange, lock_wait, &mut registration);
-    let mut answer = match call.client.authorization_end(&request.caller) {
+    let end = call.client.authorization_end(&request.caller);
+    let mut answer = match end.map(|(end, refusal)| (Box::pin(end.passed()), refusal)) {
         None => waiting.await?,
-        Some((end, refusal)) => tokio::select! {
+        Some((passed, refusal)) => tokio::select! {
             biased; // an answer that is there comes first
             answer = waiting => answer?,
-            () = end.passed() => return Err(refusal),
+            () = passed => return Err(refusal),
         },
     };
     let room = namespaces::show(call, &request.caller, request.lease, &mut answer, None).await?;

@@ -337,7 +337,7 @@ impl Exchange<'_> {
                 Attempt::NotAuthenticated(Refusal::NOTHING_SENT)
             }
             NoReply::NotAccepted(shown) => {
-                tracing::debug!(member = %member.id, user = %shown.user, "the certificate is refused");
+                tracing::debug!(member = %member.id, user = %shown.user(), "the certificate is refused");
                 Attempt::not_accepted(self.call.gateway.upstream.is_refused_everywhere(self.wanted, &shown))
             }
             NoReply::NoRoom => Attempt::Refused(Refusal::TOO_MANY_REQUESTS),

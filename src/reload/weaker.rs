@@ -328,6 +328,10 @@ mod tests {
         ("login.sources", "names the source of passwords"),
         ("login.users_file", "names whom it lets in"),
         ("cluster.tls", "is about members; what verifies them waits for a restart"),
+        (
+            "audit.otlp",
+            "is about a collector at the same address, which the new authorities must still vouch for",
+        ),
         ("cluster.probe", "is Keyward's own user"),
         ("cluster.endpoints", "are members"),
         ("cluster.srv", "are members"),

@@ -19,7 +19,7 @@ use http::Response;
 use http::uri::PathAndQuery;
 use http_body::Body as _;
 
-use crate::credentials::CertificateConnectionKey;
+use crate::credentials::CertificateIdentity;
 use crate::io::http2_body::Http2Body;
 use crate::members::membership::Member;
 use crate::refusal::Status;
@@ -64,8 +64,8 @@ pub enum BidiEvent {
     Left,
     /// The stream was never opened. An unreachable member was already reported.
     Unopened(Arc<str>),
-    /// The stream was never opened: the member does not accept the user's certificate, which has this key.
-    NotAccepted(CertificateConnectionKey),
+    /// The stream was never opened: the member does not accept this certificate of the user.
+    NotAccepted(Arc<CertificateIdentity>),
     /// The stream was never opened: a limit of Keyward's is reached, and another member would not help.
     NoRoom,
 }

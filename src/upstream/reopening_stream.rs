@@ -223,7 +223,7 @@ impl OpenStream {
                 tracing::debug!(method, %member, %reason, "an upstream stream was not opened");
             }
             BidiEvent::NotAccepted(shown) => {
-                tracing::debug!(method, %member, user = %shown.user, "the member refused the certificate");
+                tracing::debug!(method, %member, user = %shown.user(), "the member refused the certificate");
             }
             BidiEvent::NoRoom => tracing::debug!(method, %member, "an upstream stream found no room"),
         }

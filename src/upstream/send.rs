@@ -20,10 +20,7 @@ use http::uri::PathAndQuery;
 use http::{Method as Verb, Request, Response};
 use tokio::time::{Instant, timeout};
 
-use crate::credentials::{
-    CallCredential, CertificateConnectionKey, CertificateIdentity, Credentials, LoginFailure,
-    UpstreamIdentity,
-};
+use crate::credentials::{CallCredential, CertificateIdentity, Credentials, LoginFailure, UpstreamIdentity};
 use crate::dial::connect::ConnectError;
 use crate::identity::{ClusterId, MemberId};
 use crate::io::http2_body::Http2Body;
@@ -71,8 +68,8 @@ pub enum NoReply {
     /// No byte was sent, for want of a connection with the user's own certificate. The fault may be the
     /// user's alone.
     NotShown(Arc<str>),
-    /// No byte was sent: the member does not accept the user's own certificate, which has this key.
-    NotAccepted(CertificateConnectionKey),
+    /// No byte was sent: the member does not accept this certificate of the user.
+    NotAccepted(Arc<CertificateIdentity>),
     /// No byte was sent: a limit of Keyward's is reached, and another member would not help.
     NoRoom,
     /// The member may have seen the call. The outcome is unknown.
@@ -208,8 +205,8 @@ impl UpstreamClient {
     /// True if each ready member for `wanted` refused the certificate a moment ago: a further attempt would
     /// find the same.
     #[must_use]
-    pub fn is_refused_everywhere(&self, wanted: MemberTarget, shown: &CertificateConnectionKey) -> bool {
-        self.pool.is_refused_everywhere(&self.members.snapshot.load(), wanted, shown)
+    pub fn is_refused_everywhere(&self, wanted: MemberTarget, shown: &CertificateIdentity) -> bool {
+        self.pool.is_refused_everywhere(&self.members.snapshot.load(), wanted, shown.showing())
     }
 
     /// See [`MembersHandle::pause_or_change`].
@@ -260,7 +257,7 @@ impl UpstreamClient {
         // A pooled connection may be closing: a request handed back unsent goes on a new connection, once.
         for _ in 0..2 {
             let seat = self.pool.seat(member, lane, certificate.as_ref()).await;
-            let seat = seat.map_err(|error| never_sent(error, certificate.as_deref()))?;
+            let seat = seat.map_err(|error| never_sent(error, certificate.as_ref()))?;
             match send_on(seat, member, lane, &path, *unsent) {
                 Ok(sent) => return sent.await,
                 Err(returned) => unsent = returned,
@@ -377,10 +374,10 @@ fn request(connection: &Connection, path: PathAndQuery, headers: HeaderMap) -> R
     request
 }
 
-fn never_sent(error: ConnectError, shown: Option<&CertificateIdentity>) -> NoReply {
+fn never_sent(error: ConnectError, shown: Option<&Arc<CertificateIdentity>>) -> NoReply {
     match (error, shown) {
         (ConnectError::NoRoom, _) => NoReply::NoRoom,
-        (ConnectError::NotAccepted { .. }, Some(shown)) => NoReply::NotAccepted(shown.showing().clone()),
+        (ConnectError::NotAccepted { .. }, Some(shown)) => NoReply::NotAccepted(Arc::clone(shown)),
         (error @ (ConnectError::Handshake { .. } | ConnectError::NoCertificate(_)), Some(_)) => {
             NoReply::NotShown(error.to_string().into())
         }
