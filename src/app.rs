@@ -279,7 +279,7 @@ pub struct Running {
     rules: PublishedRules,
     kept_texts: Option<KeptFileStatus>,
     /// Write the last audit records, and send the last spans and log records, at the end.
-    _end_guards: (Option<AuditCloseGuard>, Option<ExportGuards>),
+    end_guards: (Option<AuditCloseGuard>, Option<ExportGuards>),
 }
 
 /// Source of the published members.
@@ -369,7 +369,7 @@ pub fn build(
         seeds,
         rules,
         kept_texts,
-        _end_guards: (audit_guard, export_guards),
+        end_guards: (audit_guard, export_guards),
     })
 }
 
@@ -427,6 +427,11 @@ impl Running {
                 let register = self.admin.register.clone();
                 let policy = self.admin.policy.clone();
                 ReloadPart::own_logins(Arc::clone(&self.probe), register, policy, credentials())
+            }
+            ReloadPartName::Collectors => {
+                let audit = parts.audit.as_ref().and_then(|audit| audit.collector());
+                let trace = self.end_guards.1.as_ref().map(|exports| &exports.collector);
+                ReloadPart::collectors(audit.cloned(), trace.cloned())
             }
             ReloadPartName::Seeds => ReloadPart::seeds(self.seeds.clone()),
             ReloadPartName::InForce => ReloadPart::in_force(Arc::clone(&parts.config)),

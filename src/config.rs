@@ -19,6 +19,7 @@ mod endpoint;
 mod environment;
 mod findings;
 mod known_keys;
+pub mod lost_intermediates;
 mod mapping_rules;
 pub mod memory_budgets;
 mod outage_times;

@@ -8,6 +8,7 @@ pub mod client_body;
 pub mod client_certificate;
 pub mod client_connection;
 pub mod client_replies;
+pub mod client_trust;
 pub mod connection_activity;
 pub mod connection_table;
 mod http1_server;

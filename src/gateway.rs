@@ -106,6 +106,7 @@ use crate::upstream::member_queue::MemberQueues;
 use crate::upstream::send::UpstreamClient;
 use crate::usage::refusal_pace::RefusalPace;
 use crate::usage::register::UsageRegister;
+use crate::wall_deadline::WallDeadline;
 use crate::watch::feeds::WatchFeeds;
 
 /// The largest message of a request answered without identifying the caller, such as a login with a name and
@@ -185,7 +186,7 @@ pub struct ClientConnection {
     pub member: Option<NamedMember>,
     /// When the connection must end because its client certificate expires; `None` if the listener keeps
     /// expired connections.
-    pub expires_at: Option<Instant>,
+    pub expires_at: Option<WallDeadline>,
     /// Announces the drain of this connection and its deadline.
     pub drain: watch::Receiver<Option<Instant>>,
     /// The revision floor: the highest revision shown to the client. Later answers may not be older
@@ -215,11 +216,11 @@ pub struct ClientConnection {
 }
 
 /// When to end a stream or connection whose proof expires at `expires`. `None` if the listener keeps expired
-/// proofs in use, or if `expires` is beyond the range of timers.
+/// proofs in use.
 #[must_use]
-pub fn expiry_deadline(listener: &Listener, expires: SystemTime, now: SystemTime) -> Option<Instant> {
+pub fn expiry_deadline(listener: &Listener, expires: SystemTime) -> Option<WallDeadline> {
     match listener.on_expiry {
-        OnExpiry::Cut => Instant::now().checked_add(expires.duration_since(now).unwrap_or_default()),
+        OnExpiry::Cut => Some(WallDeadline::from_now(expires)),
         OnExpiry::Keep => None,
     }
 }
@@ -234,7 +235,7 @@ impl ClientConnection {
         listener: Arc<Listener>,
         certificate: Option<Peer>,
         member: Option<NamedMember>,
-        until: Option<Instant>,
+        until: Option<WallDeadline>,
         drain: watch::Receiver<Option<Instant>>,
         activity: Arc<ConnectionActivity>,
     ) -> Self {
@@ -313,10 +314,23 @@ impl ClientConnection {
     /// When a stream or waiting call of `caller` must end, and the refusal for the client: at the end of the
     /// caller's proof or of the connection's certificate, whichever is earlier.
     #[must_use]
-    pub fn authorization_end(&self, caller: &Caller) -> Option<(Instant, Refusal)> {
+    pub fn authorization_end(&self, caller: &Caller) -> Option<(WallDeadline, Refusal)> {
         let proof = caller.expires_at.map(|at| (at, Refusal::INVALID_AUTH_TOKEN));
         let welcome = self.expires_at.map(|at| (at, Refusal::SHUTTING_DOWN));
-        proof.into_iter().chain(welcome).min_by_key(|(at, _)| *at)
+        proof.into_iter().chain(welcome).min_by_key(|(at, _)| at.end())
+    }
+
+    /// Checks that a call of `caller` may begin: after its end, a connection finishes calls in flight and
+    /// starts no new call.
+    ///
+    /// # Errors
+    /// The connection is dismissed, or the caller's proof or the connection's certificate has ended.
+    pub fn check_authorized(&self, caller: &Caller) -> Result<(), Refusal> {
+        match self.authorization_end(caller) {
+            _ if self.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
+            Some((end, refusal)) if end.is_over() => Err(refusal),
+            _ => Ok(()),
+        }
     }
 
     /// Resets the revision floor and the home member if `cluster` differs from the cluster served before:

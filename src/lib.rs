@@ -60,4 +60,5 @@ pub mod trust;
 pub mod upstream;
 pub mod usage;
 pub mod users;
+pub mod wall_deadline;
 pub mod watch;

@@ -4,5 +4,6 @@
 //! the facts in a span or a record, calls.
 
 pub mod collector;
+pub mod collector_access;
 pub mod exporter;
 pub mod verdict;

@@ -8,6 +8,7 @@
 //! begin with `keyward:`.
 
 mod unread_refusals;
+mod unsent_refusals;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -82,9 +83,6 @@ impl Refusal {
     /// keepalives. Only as a translation of a member's status.
     pub const NOT_PRIMARY_LESSOR: Self =
         refusal(RefusalReason::Member, Code::Unavailable, "not a primary lessor");
-    /// No byte of the call was sent. With exactly this text clientv3 retries even a write.
-    pub const NOTHING_SENT: Self =
-        refusal(RefusalReason::NoMember, Code::Unavailable, "there is no connection available");
     /// The outcome is unknown: no answer within etcd's own request timeout.
     pub const REQUEST_TIMED_OUT: Self =
         refusal(RefusalReason::TimedOut, Code::Unavailable, "etcdserver: request timed out");

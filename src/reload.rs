@@ -6,7 +6,8 @@
 //! nothing, and each fault is logged; no part is published before all parts are prepared; the log names
 //! changed keys, never secrets; keys that need a restart are named, never applied in half; each reload leaves
 //! one audit record, whatever triggered it; a certificate that is not good now does not take the place of one
-//! that is, and is read again once it is good.
+//! that is, and is read again once it is good; a chain that lost an intermediate is taken by an operator's
+//! word only.
 
 mod change_records;
 mod files;
@@ -27,6 +28,7 @@ use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::certificate_expiry::{configured_certificates, worse_now};
+use crate::config::lost_intermediates::{LostIntermediate, lost_intermediates};
 use crate::config::reload_request::{
     AppliedReload, ReloadOutcome, ReloadRequestReceiver, ReloadState, ReloadTrigger, WeakerSetting,
 };
@@ -286,7 +288,13 @@ impl Reload {
         };
         let outcome = match self.read().await {
             Ok((config, warnings)) => {
+                let cut = lost_intermediates(&self.current, &config);
+                if let Some(fault) = cut.first().filter(|_| trigger == ReloadTrigger::ChangedFile) {
+                    let fault = format!("{}; `keyward reload` takes it as it is", told_of_cut(fault));
+                    return self.refuse(vec![fault]);
+                }
                 let published = self.publish(config).await.map_err(|fault| vec![fault]);
+                let published = published.map(|applied| tell_cut(&cut, applied));
                 published.map(|applied| self.tell_new_warnings(&warnings, applied))
             }
             Err(faults) => Err(faults.iter().map(ToString::to_string).collect()),
@@ -397,6 +405,24 @@ impl Reload {
         self.current = config;
         Ok(applied)
     }
+}
+
+/// A chain that lost an intermediate, as a sentence.
+fn told_of_cut(cut: &LostIntermediate) -> String {
+    format!(
+        "{}: the new chain ends below {:?}, which the one in force has: peers refuse it; the file may be cut \
+         short",
+        cut.key, cut.subject
+    )
+}
+
+/// Tells the chains that lost an intermediate by an operator's word.
+fn tell_cut(cut: &[LostIntermediate], mut applied: AppliedReload) -> AppliedReload {
+    for change in cut.iter().map(told_of_cut) {
+        tracing::warn!(change, "configuration reloaded: a chain of certificates is shorter");
+        applied.changes.push(change);
+    }
+    applied
 }
 
 /// Publishes the parts, and tells each change.
@@ -544,6 +570,49 @@ mod tests {
         let changes: Vec<_> = reload.state.load().weaker.iter().map(|weaker| weaker.change.clone()).collect();
         assert_eq!(changes, told);
         assert!(told.iter().all(|told| applied.changes.contains(&format!("weaker: {told}"))), "{applied:?}");
+    }
+
+    /// A file that was cut behind the first certificate is whole for every parser.
+    #[tokio::test]
+    async fn a_chain_that_lost_its_intermediate_is_taken_by_an_operators_word_only() {
+        use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keyward.toml");
+        let text = "listener = [{ name = 'a', address = '127.0.0.1:1', tls = { cert = 'a.crt', key = 'a.key' } }]\n\
+                    cluster.endpoints = ['http://127.0.0.1:2']\n";
+        std::fs::write(&path, text).unwrap();
+        let authority = |name: &str| {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.distinguished_name.push(DnType::CommonName, name);
+            params
+        };
+        let root = CertifiedIssuer::self_signed(authority("root"), KeyPair::generate().unwrap()).unwrap();
+        let below =
+            CertifiedIssuer::signed_by(authority("below"), KeyPair::generate().unwrap(), &root).unwrap();
+        let renew = |others: &str| {
+            let key = KeyPair::generate().unwrap();
+            let leaf = CertificateParams::new(["a".to_owned()]).unwrap().signed_by(&key, &below).unwrap();
+            std::fs::write(folder.path().join("a.crt"), leaf.pem() + others).unwrap();
+            std::fs::write(folder.path().join("a.key"), key.serialize_pem()).unwrap();
+        };
+        renew(&below.pem());
+        let mut reload = reload(&path, Vec::new());
+        renew("");
+        let outcome = reload.read_again(ReloadTrigger::ChangedFile).await;
+        let ReloadOutcome::Refused(faults) = &outcome else { panic!("{outcome:?}") };
+        assert!(
+            faults[0].starts_with("listener a: tls.cert: ") && faults[0].contains("CN=below"),
+            "{faults:?}"
+        );
+        assert!(reload.state.load().faults == *faults, "doctor tells it");
+        renew(&below.pem());
+        assert!(reload.read_again(ReloadTrigger::ChangedFile).await.is_applied());
+        renew("");
+        let outcome = reload.read_again(ReloadTrigger::Signal).await;
+        let ReloadOutcome::Applied(applied) = &outcome else { panic!("{outcome:?}") };
+        assert!(applied.changes.iter().any(|change| change.contains("CN=below")), "{applied:?}");
+        assert!(reload.read_again(ReloadTrigger::ChangedFile).await.is_applied(), "that one is in force");
     }
 
     /// The new pair is read again by itself once it is good: at the time that is noted.

@@ -5,6 +5,7 @@
 pub mod answer;
 pub mod bidi;
 pub mod certificate_pool;
+mod certificate_refusals;
 pub mod connection_load;
 mod connection_slots;
 pub mod ejection;

@@ -7,9 +7,7 @@
 //! without the binding, so that every live stream is decided again.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
-
-use tokio::time::sleep;
+use std::time::SystemTime;
 
 use super::shard_service::ShardParts;
 use crate::config::Config;
@@ -23,9 +21,7 @@ use crate::published::Published;
 use crate::reload::ChangeRecords;
 use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
-
-/// The clock of the system may be set back: the wait for an end is divided.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+use crate::wall_deadline::{WallDeadline, passed_if_any};
 
 /// The rules before the first reading of a stored policy.
 pub(super) struct RulesAtStart {
@@ -130,20 +126,14 @@ impl PublishedRules {
         let mut changes = self.identities.changes();
         loop {
             let end = self.identities.load().next_end();
-            let left = end.map(|end| end.duration_since(SystemTime::now()).unwrap_or_default());
-            if left == Some(Duration::ZERO) {
+            let end = end.map(WallDeadline::from_now);
+            if end.is_some_and(|end| end.is_over()) {
                 self.publish_again();
                 tracing::info!("a binding of the policy has ended");
                 continue;
             }
-            let wait = async {
-                match left {
-                    Some(left) => sleep(left.min(LONGEST_WAIT)).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = wait => {}
+                () = passed_if_any(end) => {}
                 changed = changes.changed() => if changed.is_err() { return },
             }
         }

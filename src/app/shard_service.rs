@@ -11,7 +11,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::Either;
@@ -268,7 +268,7 @@ impl ShardService {
             let leaf = introduced.certificate;
             let shown = leaf.zip(ca).map(|(leaf, ca)| ClientCertificate::read(leaf, &ca.name)).transpose()?;
             let expires = shown.as_ref().map(|shown| shown.expires);
-            let until = expires.and_then(|expires| expiry_deadline(&config, expires, SystemTime::now()));
+            let until = expires.and_then(|expires| expiry_deadline(&config, expires));
             // A connection with lent logins has no maximum age: on a new connection, calls relying on the
             // lent login would be unauthenticated.
             let age = age.filter(|_| !config.lend_login_identity);

@@ -8,6 +8,7 @@ use crate::app::ServeError;
 use crate::config::Config;
 use crate::dial::names::NameResolver;
 use crate::gateway::call_trace::SpanQueue;
+use crate::otlp::collector_access::{CollectorAccess, CurrentCollectorAccess};
 use crate::otlp::exporter::{self, ExportedSignal};
 use crate::telemetry::call_span::{CallSpan, trace_request};
 use crate::telemetry::export_queue::{ExportGuard, ExportQueue};
@@ -18,6 +19,8 @@ use crate::telemetry::otlp_messages::OtlpLogRecord;
 /// Sends the last spans and log records when dropped, within two seconds each.
 #[must_use = "the last items are sent when it is dropped at the end of the process"]
 pub(super) struct ExportGuards {
+    /// The access to the collector.
+    pub(super) collector: CurrentCollectorAccess,
     _spans: ExportGuard<CallSpan>,
     _logs: Option<ExportGuard<OtlpLogRecord>>,
 }
@@ -32,16 +35,17 @@ pub(super) fn start(
     metrics: &Metrics,
 ) -> Result<Option<(SpanQueue, ExportGuards)>, ServeError> {
     let Some(trace) = &config.trace else { return Ok(None) };
-    let (collector, replica) = (|| (&trace.collector, names.clone()), &*trace.replica);
+    let collector = CollectorAccess::new(&trace.collector, names)?.in_force();
+    let (access, replica) = (|| Arc::clone(&collector), &*trace.replica);
     let queue = Arc::new(ExportQueue::new(trace.queue));
     let path = trace.traces_path.clone();
     let signal = ExportedSignal { name: "spans", path, encode: trace_request };
-    let spans = exporter::start(signal, Arc::clone(&queue), collector(), replica, metrics.export.clone())?;
+    let spans = exporter::start(signal, Arc::clone(&queue), access(), replica, metrics.export.clone())?;
     let logs = exported_log().filter(|_| config.log.is_exported);
     let logs = logs.map(|queue| {
         let path = trace.logs_path.clone();
         let signal = ExportedSignal { name: "log_records", path, encode: logs_request };
-        exporter::start(signal, queue, collector(), replica, metrics.export.clone())
+        exporter::start(signal, queue, access(), replica, metrics.export.clone())
     });
-    Ok(Some((queue, ExportGuards { _spans: spans, _logs: logs.transpose()? })))
+    Ok(Some((queue, ExportGuards { _spans: spans, _logs: logs.transpose()?, collector })))
 }

@@ -13,8 +13,9 @@ use super::recorder::{self, AuditStartError};
 use super::refusal_share::RefusalShare;
 use super::retention::{AuditRetention, RetentionReport};
 use super::sink_state::{SinkReport, SinkState};
-use crate::config::audit_settings::{AuditEvent, AuditEvents, AuditSettings, OnFull};
+use crate::config::audit_settings::{AuditCollector, AuditEvent, AuditEvents, AuditSettings, OnFull};
 use crate::dial::names::NameResolver;
+use crate::otlp::collector_access::{CollectorAccess, CurrentCollectorAccess};
 use crate::telemetry::audit_metrics::AuditMetrics;
 
 /// How long the end of the process waits for the last records.
@@ -29,6 +30,7 @@ pub struct AuditLog {
     retention: Arc<AuditRetention>,
     sinks: Vec<Arc<SinkState>>,
     trouble: Arc<LogTrouble>,
+    collector: Option<CurrentCollectorAccess>,
 }
 
 /// The answer to a call that needs room for its record.
@@ -88,7 +90,7 @@ impl AuditLog {
     /// Starts the writer. `names` resolves the name of a collector.
     ///
     /// # Errors
-    /// The file cannot be used, or a thread cannot be started.
+    /// The file or the collector's TLS settings cannot be used, or a thread cannot be started.
     pub fn start(
         settings: &AuditSettings,
         names: &NameResolver,
@@ -98,11 +100,20 @@ impl AuditLog {
         let retention = Arc::new(AuditRetention::new(file, metrics.clone()));
         let queue = Arc::new(AuditQueue::new(settings.queue, metrics));
         let trouble = Arc::default();
-        let sinks = recorder::start(settings, names, &queue, &retention, &trouble)?;
+        let access = |otlp: &AuditCollector| CollectorAccess::new(&otlp.collector, names);
+        let collector = settings.otlp.as_ref().map(access).transpose()?.map(CollectorAccess::in_force);
+        let sinks = recorder::start(settings, collector.clone(), &queue, &retention, &trouble)?;
         let guard = AuditCloseGuard(Arc::clone(&queue));
         let refusals = file.and_then(|file| RefusalShare::new(file, Instant::now()));
         let (events, on_full) = (settings.events, settings.on_full);
-        Ok((Arc::new(Self { events, on_full, queue, refusals, retention, sinks, trouble }), guard))
+        let log = Self { events, on_full, queue, refusals, retention, sinks, trouble, collector };
+        Ok((Arc::new(log), guard))
+    }
+
+    /// The access to the collector, if there is one.
+    #[must_use]
+    pub fn collector(&self) -> Option<&CurrentCollectorAccess> {
+        self.collector.as_ref()
     }
 
     /// True if the event has records.

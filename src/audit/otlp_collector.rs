@@ -10,14 +10,14 @@ use std::io;
 use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
+use http::uri::PathAndQuery;
 use prost::Message as _;
 
 use super::otlp_request::logs_request;
 use super::record::Timestamp;
 use super::sink_progress::{SinkError, SinkProgress};
-use crate::config::audit_settings::AuditCollector;
-use crate::dial::names::NameResolver;
 use crate::otlp::collector::CollectorClient;
+use crate::otlp::collector_access::CurrentCollectorAccess;
 use crate::otlp::verdict::{OtlpVerdict, verdict};
 
 /// The collector of the audit log.
@@ -32,9 +32,13 @@ pub(super) struct OtlpCollector {
 
 impl OtlpCollector {
     /// # Errors
-    /// The TLS settings cannot be used, or the operating system gives no resources.
-    pub(super) fn new(settings: &AuditCollector, replica: &str, names: NameResolver) -> io::Result<Self> {
-        let client = CollectorClient::new(&settings.collector, settings.path.clone(), names)?;
+    /// The operating system gives no resources.
+    pub(super) fn new(
+        collector: CurrentCollectorAccess,
+        path: PathAndQuery,
+        replica: &str,
+    ) -> io::Result<Self> {
+        let client = CollectorClient::new(collector, path)?;
         Ok(Self { client, replica: replica.to_owned(), most_lines: usize::MAX, refuses: false })
     }
 
@@ -102,8 +106,9 @@ mod tests {
     use super::*;
     use crate::config::collector_settings::CollectorSettings;
     use crate::config::{Endpoint, Scheme};
+    use crate::dial::names::NameResolver;
+    use crate::otlp::collector_access::CollectorAccess;
     use crate::telemetry::otlp_messages::{OtlpAnswer, OtlpLogsRequest, OtlpPartialSuccess, OtlpValueKind};
-    use http::uri::PathAndQuery;
 
     struct ScriptedAnswer {
         status: &'static str,
@@ -171,7 +176,8 @@ mod tests {
         let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port: address.port() };
         let path = PathAndQuery::from_static("/v1/logs");
         let collector = CollectorSettings { endpoint, tls: None, headers: Vec::new() };
-        OtlpCollector::new(&AuditCollector { collector, path }, "a", NameResolver::of_machine(None)).unwrap()
+        let access = CollectorAccess::new(&collector, &NameResolver::of_machine(None)).unwrap();
+        OtlpCollector::new(access.in_force(), path, "a").unwrap()
     }
 
     #[test]

@@ -27,8 +27,8 @@ use super::sink_queue::{QueuedLines, SinkQueue};
 use super::sink_state::SinkState;
 use super::syslog::SyslogServer;
 use super::written_lines::WrittenLines;
-use crate::config::audit_settings::{AuditSettings, OnFull};
-use crate::dial::names::NameResolver;
+use crate::config::audit_settings::{AuditCollector, AuditSettings, OnFull};
+use crate::otlp::collector_access::CurrentCollectorAccess;
 use crate::pem::PrivateKey;
 
 /// The time between two heads, while records are written.
@@ -109,7 +109,7 @@ impl PreviousFile {
 /// The file cannot be used, or a thread cannot be started.
 pub(super) fn start(
     settings: &AuditSettings,
-    names: &NameResolver,
+    collector: Option<CurrentCollectorAccess>,
     queue: &Arc<AuditQueue>,
     retention: &Arc<AuditRetention>,
     trouble: &Arc<LogTrouble>,
@@ -125,7 +125,7 @@ pub(super) fn start(
     };
     let followed =
         settings.file.as_ref().filter(|_| file.as_ref().is_some_and(|file: &AuditFile| file.is_regular));
-    let outputs = outputs(settings, names)?;
+    let outputs = outputs(settings, collector)?;
     let (sinks, written) = match followed {
         Some(file) => following_sinks(outputs, &file.path, &end, queue)?,
         None => (queued_sinks(settings, outputs, queue)?, Arc::new(WrittenLines::new(end.seq, Vec::new()))),
@@ -156,10 +156,15 @@ pub(super) fn start(
 }
 
 /// The destinations beside the file.
-fn outputs(settings: &AuditSettings, names: &NameResolver) -> io::Result<Vec<SinkOutput>> {
+fn outputs(
+    settings: &AuditSettings,
+    collector: Option<CurrentCollectorAccess>,
+) -> io::Result<Vec<SinkOutput>> {
     let syslog = |address| SinkOutput::Syslog(SyslogServer::new(address, settings.replica.clone()));
-    let collector = |otlp| OtlpCollector::new(otlp, &settings.replica, names.clone());
-    let collector = settings.otlp.as_ref().map(collector);
+    let sending = |(otlp, access): (&AuditCollector, _)| {
+        OtlpCollector::new(access, otlp.path.clone(), &settings.replica)
+    };
+    let collector = settings.otlp.as_ref().zip(collector).map(sending);
     let collector = collector.transpose()?.map(|collector| SinkOutput::Otlp(Box::new(collector)));
     let stdout = settings.stdout.then_some(SinkOutput::Stdout);
     Ok(stdout.into_iter().chain(settings.syslog.clone().map(syslog)).chain(collector).collect())
@@ -537,6 +542,7 @@ mod tests {
     use crate::config::audit_settings::{AuditCollector, AuditEvent, AuditFileSettings, SyslogAddress};
     use crate::config::collector_settings::CollectorSettings;
     use crate::config::{Endpoint, Scheme};
+    use crate::dial::names::NameResolver;
     use crate::telemetry::metrics::Metrics;
 
     const UNLIMITED: Duration = Duration::from_secs(24 * 3600);
@@ -698,8 +704,7 @@ mod tests {
         let metrics = Metrics::new(Vec::new());
         let queue = Arc::new(AuditQueue::new(1 << 20, metrics.audit.clone()));
         queue.count_lost(3);
-        super::start(&settings, &NameResolver::of_machine(None), &queue, &Arc::default(), &Arc::default())
-            .unwrap();
+        super::start(&settings, None, &queue, &Arc::default(), &Arc::default()).unwrap();
         queue.close(UNLIMITED);
         assert_eq!(events(&path), ["start", "lost", "stop", "head"]);
         assert_eq!(check(&[&path], None).unwrap().lost, 3);

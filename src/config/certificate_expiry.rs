@@ -32,9 +32,13 @@ pub enum CertificateUse {
     /// The authority that signs minted certificates.
     MintCa,
     /// Presented to the collector of audit records.
-    Collector,
-    /// The authorities of the collector's certificate.
-    CollectorCa,
+    AuditCollector,
+    /// The authorities of this collector's certificate.
+    AuditCollectorCa,
+    /// Presented to the collector of spans and log records.
+    TraceCollector,
+    /// The authorities of this collector's certificate.
+    TraceCollectorCa,
 }
 
 /// The expiry of a certificate, a chain, or a set of authorities.
@@ -48,6 +52,8 @@ pub struct CertificateExpiry {
     pub begins: SystemTime,
     /// Time of expiry; of a revocation list the time by which the next one is due.
     pub ends: SystemTime,
+    /// The certificate and what is presented with it; empty for authorities and lists.
+    pub chain: Vec<CertificateDer<'static>>,
 }
 
 /// The authorities of a listener's client certificates beside its revocation lists.
@@ -60,6 +66,21 @@ pub struct RevocationCoverage {
 }
 
 impl CertificateUse {
+    /// All uses.
+    pub const ALL: [Self; 11] = [
+        Self::Listener,
+        Self::ListenerClientCa,
+        Self::ListenerCrl,
+        Self::Members,
+        Self::MembersCa,
+        Self::User,
+        Self::MintCa,
+        Self::AuditCollector,
+        Self::AuditCollectorCa,
+        Self::TraceCollector,
+        Self::TraceCollectorCa,
+    ];
+
     /// Label of the use in metrics.
     #[must_use]
     pub fn label(self) -> &'static str {
@@ -71,8 +92,27 @@ impl CertificateUse {
             Self::MembersCa => "members_ca",
             Self::User => "user",
             Self::MintCa => "mint_ca",
-            Self::Collector => "collector",
-            Self::CollectorCa => "collector_ca",
+            Self::AuditCollector | Self::TraceCollector => "collector",
+            Self::AuditCollectorCa | Self::TraceCollectorCa => "collector_ca",
+        }
+    }
+
+    /// The key of `config.toml` that names the file. A reload follows each of these files: what is advised
+    /// about a certificate that ends relies on it.
+    #[must_use]
+    pub fn file_key(self) -> &'static str {
+        match self {
+            Self::Listener => "listener.tls.cert",
+            Self::ListenerClientCa => "listener.tls.client_ca",
+            Self::ListenerCrl => "listener.tls.client_crl",
+            Self::Members => "cluster.tls.cert",
+            Self::MembersCa => "cluster.tls.ca",
+            Self::User => "user.cert",
+            Self::MintCa => "mint.ca",
+            Self::AuditCollector => "audit.otlp.cert",
+            Self::AuditCollectorCa => "audit.otlp.ca",
+            Self::TraceCollector => "trace.cert",
+            Self::TraceCollectorCa => "trace.ca",
         }
     }
 
@@ -87,8 +127,10 @@ impl CertificateUse {
             Self::MembersCa => "no member is believed",
             Self::User => "members refuse this user's connections",
             Self::MintCa => "members refuse what is minted",
-            Self::Collector => "the collector refuses audit records",
-            Self::CollectorCa => "the collector of audit records is not believed",
+            Self::AuditCollector => "the collector refuses audit records",
+            Self::AuditCollectorCa => "the collector of audit records is not believed",
+            Self::TraceCollector => "the collector refuses spans and log records",
+            Self::TraceCollectorCa => "the collector of spans and log records is not believed",
         }
     }
 }
@@ -108,11 +150,9 @@ impl CertificateExpiry {
             CertificateUse::Listener => format!("listener {name}: tls.cert"),
             CertificateUse::ListenerClientCa => format!("listener {name}: tls.client_ca"),
             CertificateUse::ListenerCrl => format!("listener {name}: tls.client_crl"),
-            CertificateUse::Members | CertificateUse::Collector => format!("{name}.cert"),
             CertificateUse::User => format!("user {name}: cert"),
-            CertificateUse::MembersCa | CertificateUse::MintCa | CertificateUse::CollectorCa => {
-                format!("{name}.ca")
-            }
+            // These stand in one table each.
+            usage => usage.file_key().to_owned(),
         }
     }
 }
@@ -154,10 +194,14 @@ pub fn configured_certificates(config: &Config) -> Vec<CertificateExpiry> {
         all.add(CertificateUse::MintCa, "mint", mint.authority.chain());
     }
     if let Some(tls) = config.audit.as_ref().and_then(|audit| audit.otlp.as_ref()?.collector.tls.as_ref()) {
-        all.add_client_tls((CertificateUse::Collector, CertificateUse::CollectorCa), "audit.otlp", tls);
+        all.add_client_tls(
+            (CertificateUse::AuditCollector, CertificateUse::AuditCollectorCa),
+            "audit.otlp",
+            tls,
+        );
     }
     if let Some(tls) = config.trace.as_ref().and_then(|trace| trace.collector.tls.as_ref()) {
-        all.add_client_tls((CertificateUse::Collector, CertificateUse::CollectorCa), "trace", tls);
+        all.add_client_tls((CertificateUse::TraceCollector, CertificateUse::TraceCollectorCa), "trace", tls);
     }
     all.0
 }
@@ -172,11 +216,18 @@ impl ExpiryList {
             .iter()
             .filter_map(validity_of)
             .reduce(|one, other| (one.0.max(other.0), one.1.min(other.1)));
-        self.push(usage, name, times);
+        self.push(usage, name, times, chain);
     }
 
-    fn push(&mut self, usage: CertificateUse, name: &str, times: Option<(SystemTime, SystemTime)>) {
-        let named = |(begins, ends)| CertificateExpiry { usage, name: name.to_owned(), begins, ends };
+    fn push(
+        &mut self,
+        usage: CertificateUse,
+        name: &str,
+        times: Option<(SystemTime, SystemTime)>,
+        chain: &[CertificateDer<'static>],
+    ) {
+        let chain = chain.to_vec();
+        let named = |(begins, ends)| CertificateExpiry { usage, name: name.to_owned(), begins, ends, chain };
         self.0.extend(times.map(named));
     }
 
@@ -185,7 +236,7 @@ impl ExpiryList {
     fn add_authorities(&mut self, usage: CertificateUse, name: &str, all: &[CertificateDer<'static>]) {
         let times =
             all.iter().filter_map(validity_of).reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
-        self.push(usage, name, times);
+        self.push(usage, name, times, &[]);
     }
 
     /// A list without a time for the next one never ends. The list that is due first counts.
@@ -195,7 +246,7 @@ impl ExpiryList {
             Some((system_time(list.last_update())?, system_time(list.next_update()?)?))
         };
         let first_due = lists.iter().filter_map(times).min_by_key(|(_, ends)| *ends);
-        self.push(CertificateUse::ListenerCrl, name, first_due);
+        self.push(CertificateUse::ListenerCrl, name, first_due, &[]);
     }
 
     fn add_client_tls(&mut self, (own, ca): (CertificateUse, CertificateUse), name: &str, tls: &ClientTls) {

@@ -2,12 +2,13 @@
 //!
 //! Must not know: where the certificate comes from.
 
-use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use rustls::ClientConfig;
 use tokio::time::Instant;
+
+use crate::wall_deadline::WallDeadline;
 
 /// The certificate for a new connection.
 #[derive(Clone)]
@@ -22,24 +23,25 @@ pub struct Leaf {
 #[derive(Clone)]
 pub(super) struct CertificatePeriod {
     pub(super) minted: Instant,
-    /// How long the certificate is used, counted from `minted`.
-    pub(super) used: Duration,
-    /// The period of use by the wall clock, starting at not-before. Members check certificates by the wall
-    /// clock.
-    pub(super) good: Range<SystemTime>,
+    /// Not-before. Members check certificates by the wall clock.
+    pub(super) begins: SystemTime,
+    /// The end of the use.
+    pub(super) used_until: WallDeadline,
 }
 
 impl Leaf {
     /// Time until which connections with the certificate take new calls. None, meaning forever, for a
     /// certificate read from a file.
     #[must_use]
-    pub fn fresh_until(&self) -> Option<Instant> {
-        self.times.as_ref().map(|times| times.minted + times.used)
+    pub fn fresh_until(&self) -> Option<WallDeadline> {
+        self.times.as_ref().map(|times| times.used_until)
     }
 
-    /// True if a new connection may present the certificate. Both clocks must agree: the monotonic clock
-    /// stops while the machine sleeps, and the wall clock may have been wrong.
+    /// True if a new connection may present the certificate. The wall clock may have been wrong when the
+    /// certificate was minted.
     pub(super) fn is_fresh(&self, now: Instant, wall: SystemTime) -> bool {
-        self.times.as_ref().is_none_or(|times| now < times.minted + times.used && times.good.contains(&wall))
+        let is_good =
+            |times: &CertificatePeriod| times.begins <= wall && !times.used_until.has_passed(now, wall);
+        self.times.as_ref().is_none_or(is_good)
     }
 }

@@ -24,6 +24,7 @@ use crate::authority::{Authority, UnusableAuthority};
 use crate::config::upstream_users;
 use crate::dial::member_tls::MemberTls;
 use crate::identity::UserName;
+use crate::wall_deadline::WallDeadline;
 
 /// Largest tolerated lag of a member's clock behind the clock of Keyward.
 const BEHIND: Duration = Duration::from_secs(300);
@@ -176,7 +177,9 @@ impl CertificateMint {
         // Between 60 % and 70 % of the lifetime.
         let share = (6.0 + f64::from(dice[0]) / 256.0) / 10.0;
         let used = life.mul_f64(share);
-        let times = CertificatePeriod { minted: Instant::now(), used, good: begins..now + used };
+        let minted = Instant::now();
+        let used_until = WallDeadline::at(now + used, minted, now);
+        let times = CertificatePeriod { minted, begins, used_until };
         Ok(Leaf { tls, times: Some(times) })
     }
 }
@@ -360,7 +363,9 @@ mod tests {
         let identity = super::super::CertificateIdentity::minted(showing, Arc::clone(&house.mint));
         let began = Instant::now();
         let first = identity.leaf().unwrap();
-        let fresh = first.fresh_until().unwrap() - began;
+        let (until, wall) = (first.fresh_until().unwrap(), SystemTime::UNIX_EPOCH);
+        let fresh =
+            (0..600_000).map(Duration::from_millis).find(|age| until.has_passed(began + *age, wall)).unwrap();
         assert!((Duration::from_secs(360)..=Duration::from_secs(420)).contains(&fresh), "{fresh:?}");
         tokio::time::advance(fresh - Duration::from_millis(1)).await;
         assert_eq!(shown(&identity.leaf().unwrap()), shown(&first));

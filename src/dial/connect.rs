@@ -52,6 +52,14 @@ pub enum ConnectError {
         /// The message of the TLS library.
         reason: Arc<str>,
     },
+    /// The member refused the client certificate shown, by an alert of TLS.
+    #[error("no TLS with {endpoint}: the certificate is not accepted: {reason}")]
+    NotAccepted {
+        /// The endpoint.
+        endpoint: Endpoint,
+        /// The alert.
+        reason: Arc<str>,
+    },
     /// No client certificate to show; no member is at fault.
     #[error("no certificate to show: {0}")]
     NoCertificate(Arc<str>),
@@ -219,9 +227,12 @@ impl Connector {
         let name = ServerName::try_from(endpoint.host.to_string())
             .map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
         let shaken = with_refusal(tokio_rustls::TlsConnector::from(tls.config()).connect(name, stream)).await;
-        let stream = shaken.map_err(|(error, refused)| ConnectError::Handshake {
-            endpoint: endpoint.clone(),
-            reason: member_tls::describe_handshake_failure(&error, refused.as_ref()).into(),
+        let stream = shaken.map_err(|(error, refused)| match member_tls::certificate_alert(&error) {
+            Some(reason) => ConnectError::NotAccepted { endpoint: endpoint.clone(), reason },
+            None => ConnectError::Handshake {
+                endpoint: endpoint.clone(),
+                reason: member_tls::describe_handshake_failure(&error, refused.as_ref()).into(),
+            },
         })?;
         if let Some(certificate) = stream.get_ref().1.peer_certificates().and_then(<[_]>::first) {
             tls.keep_shown(endpoint, certificate);

@@ -96,6 +96,28 @@ impl ServerCertVerifier for WithoutAuthorities {
     }
 }
 
+/// The alert by which a member refused the certificate shown, if `error` is one. In TLS 1.3 the handshake is
+/// complete for Keyward before the member has looked at the certificate: the alert comes as the failure of a
+/// read.
+#[must_use]
+pub fn certificate_alert(error: &io::Error) -> Option<Arc<str>> {
+    use rustls::AlertDescription as Alert;
+    let Some(rustls::Error::AlertReceived(alert)) = error.get_ref()?.downcast_ref() else { return None };
+    let is_about_certificate = matches!(
+        alert,
+        Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+            | Alert::DecryptError
+            | Alert::CertificateRequired
+    );
+    is_about_certificate.then(|| format!("{alert:?}").into())
+}
+
 /// Describes a failed handshake for operators: Keyward's own reasons, with advice for the most frequent
 /// failures.
 pub(super) fn describe_handshake_failure(error: &io::Error, refused: Option<&RefusedChain>) -> String {

@@ -45,6 +45,8 @@ use crate::telemetry::connection_metrics::{ConnectionMetrics, EndReason};
 use crate::telemetry::metrics::Metrics;
 use crate::trust::{RefusedChain, with_refusal};
 
+use crate::downstream::client_trust::VerificationTurns;
+use crate::wall_deadline::WallDeadline;
 use ping_timeout::unanswered_ping;
 use served_connection::ServedConnection;
 use shutdown::{ConnectionShutdown, PeerCertificateChain, ShutdownStep};
@@ -104,7 +106,7 @@ pub struct AdmittedClient<A> {
     /// The handler of the client's requests.
     pub answer: A,
     /// End of the client's admission: GOAWAY is sent then, and open streams are cut after [`LAST_CALLS`].
-    pub until: Option<Instant>,
+    pub until: Option<WallDeadline>,
     /// Time of a GOAWAY for age, unless the connection's activity spares it. Open streams continue.
     pub old_at: Option<Instant>,
     /// Expiry of the client's certificate.
@@ -188,6 +190,7 @@ where
 {
     let began = Instant::now();
     let ConnectionInputs { place, figures, turns, socket, proxied, tls, odd_authority } = beginning;
+    let tls = tls.map(|tls| (tls, turns.verifications.clone()));
     let introducing = introduce(stream, proxied.then_some(&place), tls);
     let Some(introduced) = introduced(introducing, bounds.handshake, &mut drain, &place).await else {
         return Ok(ClientConnectionEnd::Well);
@@ -358,7 +361,7 @@ struct IntroducedConnection {
 async fn introduce(
     mut stream: ByteStream,
     proxied: Option<&ConnectionPlace>,
-    tls: Option<CurrentListenerTls>,
+    tls: Option<(CurrentListenerTls, VerificationTurns)>,
 ) -> Result<IntroducedConnection, HandshakeError> {
     let mut source = None;
     if let Some(place) = proxied
@@ -368,8 +371,8 @@ async fn introduce(
         source = Some(address);
     }
     let (mut server_name, mut shown, mut agreed) = (None, None, None);
-    if let Some(tls) = tls {
-        (stream, server_name, shown, agreed) = handshake(stream, tls).await?;
+    if let Some((tls, turns)) = tls {
+        (stream, server_name, shown, agreed) = handshake(stream, tls, turns).await?;
     }
     let looked = sniff::detect_protocol(&mut stream, agreed.as_deref()).await;
     let (speaks, taken) = looked.map_err(HandshakeError::Lost)?;
@@ -381,7 +384,11 @@ type TlsHandshakeParts = (ByteStream, Option<String>, Option<PeerCertificateChai
 
 /// Performs the TLS handshake: the stream, the server name, the client's certificates (if requested), and the
 /// ALPN protocol (if any).
-async fn handshake(stream: ByteStream, tls: CurrentListenerTls) -> Result<TlsHandshakeParts, HandshakeError> {
+async fn handshake(
+    stream: ByteStream,
+    tls: CurrentListenerTls,
+    turns: VerificationTurns,
+) -> Result<TlsHandshakeParts, HandshakeError> {
     // Subscribe before loading the TLS settings, so that a change during the handshake is noticed.
     let changes = tls.changes();
     let now = tls.load_full();
@@ -393,7 +400,9 @@ async fn handshake(stream: ByteStream, tls: CurrentListenerTls) -> Result<TlsHan
     let session = stream.get_ref().1;
     let chain = session.peer_certificates().unwrap_or_default();
     let server_name = session.server_name().map(str::to_owned);
-    let shown = now.requests_certificates().then(|| PeerCertificateChain::new(tls, changes, chain));
+    let judged_by = Arc::clone(now.trust());
+    let shown = || PeerCertificateChain::new(tls, changes, chain, judged_by, turns);
+    let shown = now.requests_certificates().then(shown);
     let agreed = session.alpn_protocol().map(<[u8]>::to_vec);
     Ok((stream, server_name, shown, agreed))
 }

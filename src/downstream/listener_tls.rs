@@ -10,14 +10,12 @@ use std::sync::Arc;
 
 use rustls::ServerConfig;
 use rustls::crypto::WebPkiSupportedAlgorithms;
-use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::NoServerSessionStorage;
-use rustls::server::danger::ClientCertVerifier;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 
-use crate::config::{ClientAuth, ClientCa, ServerTls};
+use crate::config::ServerTls;
+use crate::downstream::client_trust::ClientTrust;
 use crate::downstream::sniff::{H2, HTTP1};
-use crate::pem::Crls;
 use crate::published::Published;
 use crate::trust::{ChainVerifier, ChainVerifierError};
 
@@ -30,8 +28,8 @@ pub type CurrentListenerTls = Arc<Published<ListenerTls>>;
 pub struct ListenerTls {
     /// The rustls configuration for handshakes.
     pub handshakes: Arc<ServerConfig>,
-    /// The verifier of client certificates, if certificates are requested.
-    clients: Option<Arc<ChainVerifier>>,
+    /// The trust in clients' certificates, kept while its settings stay.
+    trust: Arc<ClientTrust>,
 }
 
 /// Reason for rejecting a listener's TLS settings.
@@ -58,20 +56,23 @@ impl ListenerTls {
     /// [`ListenerTlsError`].
     pub fn new(tls: &ServerTls) -> Result<Self, ListenerTlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
+        Self::by(tls, Arc::new(ClientTrust::new(&tls.clients, &provider)?))
+    }
+
+    /// The settings in the place of these, with the same trust in clients where its settings are the same:
+    /// open connections are not verified again for a new certificate of the server.
+    ///
+    /// # Errors
+    /// [`ListenerTlsError`].
+    pub fn renewed(&self, tls: &ServerTls) -> Result<Self, ListenerTlsError> {
+        if self.trust.is_by(&tls.clients) { Self::by(tls, Arc::clone(&self.trust)) } else { Self::new(tls) }
+    }
+
+    fn by(tls: &ServerTls, trust: Arc<ClientTrust>) -> Result<Self, ListenerTlsError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?;
-        let verifier = |ca: &ClientCa, is_optional| -> Result<_, ChainVerifierError> {
-            let lists = ca.crls.as_ref().map_or(&[][..], Crls::lists);
-            let roots = ca.roots.certificates();
-            let made = ChainVerifier::of_clients(roots, lists, is_optional, ca.strictness, &provider)?;
-            Ok(Arc::new(made))
-        };
-        let clients = match &tls.clients {
-            ClientAuth::None => None,
-            ClientAuth::Optional(ca) => Some(verifier(ca, true)?),
-            ClientAuth::Required(ca) => Some(verifier(ca, false)?),
-        };
-        let builder = match &clients {
+        let builder = match trust.verifier() {
             None => builder.with_no_client_auth(),
             Some(verifier) => builder.with_client_cert_verifier(Arc::<ChainVerifier>::clone(verifier)),
         };
@@ -80,27 +81,23 @@ impl ListenerTls {
         let shown = CertifiedKey::new(identity.chain().to_vec(), Arc::clone(identity.signing()));
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(shown)));
         config.alpn_protocols = vec![H2.to_vec(), HTTP1.to_vec()];
-        if clients.is_some() {
+        if trust.verifier().is_some() {
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
         }
-        Ok(Self { handshakes: Arc::new(config), clients })
+        Ok(Self { handshakes: Arc::new(config), trust })
     }
 
     /// True if clients are asked for certificates.
     #[must_use]
     pub fn requests_certificates(&self) -> bool {
-        self.clients.is_some()
+        self.trust.verifier().is_some()
     }
 
-    /// True if a client with the given chain, leaf first, possibly empty, would be admitted at `now`.
+    /// The trust in clients' certificates.
     #[must_use]
-    pub fn admits_chain(&self, chain: &[CertificateDer<'_>], now: UnixTime) -> bool {
-        match (&self.clients, chain.split_first()) {
-            (None, _) => true,
-            (Some(verifier), None) => !verifier.client_auth_mandatory(),
-            (Some(verifier), Some((leaf, rest))) => verifier.verify(leaf, rest, None, now).is_ok(),
-        }
+    pub fn trust(&self) -> &Arc<ClientTrust> {
+        &self.trust
     }
 }
 
@@ -111,7 +108,10 @@ mod tests {
     use rustls::pki_types::{PrivateKeyDer, ServerName};
     use rustls::{ClientConfig, SupportedProtocolVersion, version};
 
+    use rustls::pki_types::CertificateDer;
+
     use super::*;
+    use crate::config::{ClientAuth, ClientCa};
     use crate::pem::{Chain, KeyPair, PrivateKey, Roots};
     use crate::trust::test_certificates::{Draft, alternative, basic, der};
     use crate::trust::{RefusedChain, Strictness, with_refusal};

@@ -5,6 +5,7 @@
 //! long turn sends more with one system call, to the client and to the members.
 //! Invariant: after a turn of another connection, `CAREFUL` turns are short.
 
+use crate::downstream::client_trust::VerificationTurns;
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -18,9 +19,14 @@ const LONG: usize = 16;
 /// turns of a busy connection, between few turns of its own connection.
 const CAREFUL: u8 = 32;
 
-/// The number of turns that a shard's connections have had. Clones share the count.
+/// The turns of a shard's connections. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct ShardTurns(Rc<Cell<u64>>);
+pub struct ShardTurns {
+    /// The number of turns that the connections have had.
+    count: Rc<Cell<u64>>,
+    /// The turns in which certificates of open connections are verified.
+    pub(super) verifications: VerificationTurns,
+}
 
 /// The length of one connection's turns.
 pub(super) struct TurnLength {
@@ -33,14 +39,14 @@ pub(super) struct TurnLength {
 
 impl TurnLength {
     pub(super) fn new(shard: ShardTurns) -> Self {
-        Self { last: shard.0.get(), shard, careful: CAREFUL }
+        Self { last: shard.count.get(), shard, careful: CAREFUL }
     }
 
     /// Begins a turn. Returns its length.
     pub(super) fn begin(&mut self) -> usize {
-        let turn = self.shard.0.get().wrapping_add(1);
+        let turn = self.shard.count.get().wrapping_add(1);
         let is_alone = turn == self.last.wrapping_add(1);
-        self.shard.0.set(turn);
+        self.shard.count.set(turn);
         self.last = turn;
         self.careful = if is_alone { self.careful.saturating_sub(1) } else { CAREFUL };
         if self.careful == 0 { LONG } else { SHORT }

@@ -6,8 +6,6 @@
 //! Invariants (docs/decisions.md#d28): a call without a lease is sent once, and in a namespace has one;
 //! on drain the call is refused at once, so the client has time to turn to another replica.
 
-use tokio::time::timeout_at;
-
 use crate::gateway::active_streams::Registration;
 use crate::gateway::call::Call;
 use crate::gateway::exchange::Exchange;
@@ -39,9 +37,14 @@ pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineRes
     let mut registration = call.gateway.enter(call.client, &request.caller, Some(request.decided(call)))?;
     let lock_wait = lock_wait(call, &request).await;
     let waiting = run(&exchange, lock_wait, &mut registration);
-    let mut answer = match call.client.authorization_end(&request.caller) {
+    let end = call.client.authorization_end(&request.caller);
+    let mut answer = match end.map(|(end, refusal)| (Box::pin(end.passed()), refusal)) {
         None => waiting.await?,
-        Some((at, refusal)) => timeout_at(at, waiting).await.unwrap_or(Err(refusal))?,
+        Some((passed, refusal)) => tokio::select! {
+            biased; // an answer that is there comes first
+            answer = waiting => answer?,
+            () = passed => return Err(refusal),
+        },
     };
     let room = namespaces::show(call, &request.caller, request.lease, &mut answer, None).await?;
     forward::finish(call, &request, &mut answer)?;

@@ -195,19 +195,13 @@ impl<'a> Call<'a> {
         if gateway.upstream.has_followed(served) {
             return Err(Refusal::NOTHING_SENT);
         }
-        // After its end, a connection finishes calls in flight and starts no new call.
-        match client.authorization_end(&caller) {
-            _ if client.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
-            Some((at, refusal)) if at <= Instant::now() => Err(refusal),
-            _ => {
-                let (members, policy) = (&gateway.upstream.members, &snapshot.config.policy);
-                if let Some(check) = identity_check(members, policy, self.method, &caller.upstream_user) {
-                    check.await?;
-                }
-                client.note_call(gateway, &caller);
-                Ok(caller)
-            }
+        client.check_authorized(&caller)?;
+        let (members, policy) = (&gateway.upstream.members, &snapshot.config.policy);
+        if let Some(check) = identity_check(members, policy, self.method, &caller.upstream_user) {
+            check.await?;
         }
+        client.note_call(gateway, &caller);
+        Ok(caller)
     }
 
     /// Identifies the caller of a call that waited, under the current rules: the call's snapshot from now on.

@@ -47,6 +47,7 @@ use crate::upstream::send::UpstreamUser;
 use crate::usage::caller_usage::CallerUsage;
 use crate::usage::register::LimitingRoles;
 
+use crate::wall_deadline::WallDeadline;
 use connection_peers::{ConnectionPeers, is_claim};
 use identities::{OwnCredential, PeerStanding};
 
@@ -68,7 +69,7 @@ pub struct Caller {
     /// The upstream user's name, for the access record.
     pub user: Option<UserName>,
     /// Time of the proof's expiry, if the caller's streams and calls end with the proof.
-    pub expires_at: Option<Instant>,
+    pub expires_at: Option<WallDeadline>,
     /// True if the peer's session password was accepted once and the call goes upstream with another
     /// credential, so etcd does not see the session's password any more.
     pub needs_recheck: bool,
@@ -131,7 +132,7 @@ enum CallerEvidence {
 }
 
 impl Caller {
-    fn new(upstream_user: UpstreamUser, expires_at: Option<Instant>, grounds: CallerGrounds) -> Self {
+    fn new(upstream_user: UpstreamUser, expires_at: Option<WallDeadline>, grounds: CallerGrounds) -> Self {
         let user = match &upstream_user {
             UpstreamUser::Nobody => None,
             UpstreamUser::User(identity) => Some(identity.user().clone()),
@@ -401,7 +402,7 @@ impl CallerIdentification {
         if let Some(standing) = remembered.of_jwt(&verified) {
             return Ok(standing);
         }
-        let until = verified.expiry().and_then(|end| expiry_deadline(&client.listener, end, now));
+        let until = verified.expiry().and_then(|end| expiry_deadline(&client.listener, end));
         let peer = verified.peer.clone();
         let evidence = CallerEvidence::Jwt(verified, Rc::new(Secret::new(token.to_vec())));
         let grounds = CallerGrounds::of(peer, evidence);

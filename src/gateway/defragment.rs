@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use crate::gateway::Gateway;
 use crate::gateway::call::Call;
@@ -168,8 +168,8 @@ async fn run(call: &Call<'_>, request: &UnaryRequest, wanted: MemberTarget) -> R
     gateway.tasks.spawn("defragmentation", run).detach();
     let over = async {
         match client.authorization_end(caller) {
-            Some((at, refusal)) => {
-                sleep_until(at).await;
+            Some((end, refusal)) => {
+                end.passed().await;
                 refusal
             }
             None => std::future::pending().await,

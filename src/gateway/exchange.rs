@@ -23,7 +23,7 @@ use futures_util::TryFutureExt as _;
 use http::HeaderValue;
 use tokio::time::Instant;
 
-use crate::credentials::{CallCredential, LoginFailure};
+use crate::credentials::CallCredential;
 use crate::gateway::call::Call;
 use crate::gateway::exchange::attempts::{Attempt, CallProgress, NextStep};
 use crate::gateway::exchange::member_slot::{SendPermit, SlotOutcome};
@@ -119,7 +119,7 @@ impl Exchange<'_> {
                 }),
                 SlotOutcome::Unproved(member, failure) => {
                     self.call.record.count_attempt(member.id);
-                    Some((member, login_failed(&failure)))
+                    Some((member, Attempt::without_login(&failure)))
                 }
                 SlotOutcome::Elsewhere(left) => {
                     progress.tried.push(left.id);
@@ -335,6 +335,10 @@ impl Exchange<'_> {
                     "not sent: no connection with the user's certificate"
                 );
                 Attempt::NotAuthenticated(Refusal::NOTHING_SENT)
+            }
+            NoReply::NotAccepted(shown) => {
+                tracing::debug!(member = %member.id, user = %shown.user(), "the certificate is refused");
+                Attempt::not_accepted(self.call.gateway.upstream.is_refused_everywhere(self.wanted, &shown))
             }
             NoReply::NoRoom => Attempt::Refused(Refusal::TOO_MANY_REQUESTS),
             NoReply::Lost(LostReply { reason, with_connection }) => {
@@ -576,15 +580,6 @@ async fn judge_shared_watch_refusal(answer: Box<MemberReply>, lock_wait: &LockWa
         Ok(()) => Attempt::SharedWatchRefusal(answer),
         Err(ReadError::Refused(status)) if !is_trouble(&status) => Attempt::Answered(answer),
         Err(_) => Attempt::Again(Some(answer), Refusal::NO_LEADER),
-    }
-}
-
-fn login_failed(failure: &LoginFailure) -> Attempt {
-    // The session's password is no longer the user's password at etcd: the client must log in again.
-    if failure.is_refusal() {
-        Attempt::Refused(Refusal::INVALID_AUTH_TOKEN)
-    } else {
-        Attempt::NotAuthenticated(Refusal::NOTHING_SENT)
     }
 }
 

@@ -64,6 +64,7 @@ pub async fn serve(
             Ok(PipelineResult::Member(answer, caller.in_use(), registration, Some(room)))
         }
         Err(NoReply::NeverSent(_) | NoReply::NotShown(_)) => Err(Refusal::NOTHING_SENT),
+        Err(NoReply::NotAccepted(_)) => Err(Refusal::CERTIFICATE_NOT_ACCEPTED),
         Err(NoReply::NoRoom) => Err(Refusal::TOO_MANY_REQUESTS),
         Err(NoReply::Lost(_)) => Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST),
     }

@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::{LocalBoxFuture, select};
 use http::HeaderMap;
 use tokio::time::sleep_until;
 
@@ -219,9 +219,18 @@ fn limits(
 ) -> impl Future<Output = Refusal> + use<> {
     let deadline = call.deadline.map(|at| (at, Refusal::DEADLINE_EXCEEDED));
     let proof_end = call.client.authorization_end(caller);
-    let ends = deadline.into_iter().chain(proof_end).min_by_key(|(at, _)| *at);
+    let deadline = deadline.map(|(at, refusal)| sleep_until(at).map(|()| refusal));
+    let proof_end = proof_end.map(|(end, refusal)| Box::pin(end.passed()).map(|()| refusal));
     // Few streams have a time limit.
-    let mut late = ends.map(|(at, refusal)| sleep_until(at).map(|()| refusal).boxed_local());
+    let mut late = match (deadline, proof_end) {
+        (None, None) => None,
+        (Some(deadline), None) => Some(deadline.boxed_local()),
+        (None, Some(proof_end)) => Some(proof_end.boxed_local()),
+        (Some(deadline), Some(proof_end)) => {
+            let first = select(Box::pin(deadline), proof_end);
+            Some(first.map(|either| either.factor_first().0).boxed_local())
+        }
+    };
     let patience = StreamPatience::new(call.snapshot().config.cluster.outage, call.wants_leader());
     let upstream = Rc::clone(&call.gateway.upstream);
     let mut drain = call.client.drain.clone();

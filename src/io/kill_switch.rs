@@ -7,8 +7,8 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use futures_util::task::AtomicWaker;
@@ -21,6 +21,17 @@ struct KillSwitchState {
     reader: AtomicWaker,
     received: AtomicU64,
     hearing: Notify,
+    /// The first failure of a read.
+    failure: OnceLock<io::Error>,
+}
+
+impl KillSwitchState {
+    /// Keeps the first failure of a read, for whoever judges it: the reader gets its kind and its text.
+    fn keep_failure(&self, error: io::Error) -> io::Error {
+        let told = io::Error::new(error.kind(), error.to_string());
+        drop(self.failure.set(error));
+        told
+    }
 }
 
 /// The byte stream's side.
@@ -60,6 +71,12 @@ impl KillSwitch {
         }
     }
 
+    /// The first failure of a read, as the stream told it.
+    #[must_use]
+    pub fn read_failure(&self) -> Option<&io::Error> {
+        self.0.failure.get()
+    }
+
     /// Number of bytes received from the peer.
     #[must_use]
     pub fn received(&self) -> u64 {
@@ -95,7 +112,7 @@ impl<T: AsyncRead + Unpin, K: Unpin> AsyncRead for CuttableStream<T, K> {
         if received == 0 && read > 0 {
             self.shared.hearing.notify_waiters();
         }
-        polled
+        polled.map_err(|error| self.shared.keep_failure(error))
     }
 }
 

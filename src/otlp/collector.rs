@@ -1,35 +1,30 @@
 //! A client of one collector: requests with a protobuf body over HTTP/1.1, one after the other.
 //!
 //! Owns: the connection, the time limits, and the bound of an answer. Must not know: the contents of a body.
-//! Invariants: a request has a time limit; at most [`LONGEST_ANSWER`] bytes of an answer are read; the
-//! headers of the configuration stand in no log and no error.
+//! Invariants: a request has a time limit; at most [`LONGEST_ANSWER`] bytes of an answer are read; a request
+//! has the headers, and goes on a connection by the TLS settings, that are in force when it is sent.
 //!
 //! <https://github.com/open-telemetry/opentelemetry-proto>
 
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use http::header::{CONTENT_TYPE, HOST, HeaderMap, USER_AGENT};
+use http::header::HeaderMap;
 use http::uri::PathAndQuery;
-use http::{HeaderValue, Request, StatusCode};
+use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
-use crate::config::Endpoint;
-use crate::config::collector_settings::CollectorSettings;
-use crate::dial::connect::Connector;
-use crate::dial::member_tls;
-use crate::dial::names::NameResolver;
+use super::collector_access::{CollectorAccess, CurrentCollectorAccess};
 
-/// Time limit for resolving, connecting and the handshake.
-const CONNECTING: Duration = Duration::from_secs(5);
 /// Time limit for a request, with its answer.
 const ANSWERING: Duration = Duration::from_secs(10);
 /// Largest answer that is read, in bytes.
@@ -37,10 +32,10 @@ pub const LONGEST_ANSWER: usize = 64 * 1024;
 
 /// A collector. Used by one thread, which drives the connection while a request is under way.
 pub struct CollectorClient {
-    endpoint: Endpoint,
+    current: CurrentCollectorAccess,
+    /// The access by which `connection` was made.
+    access: Arc<CollectorAccess>,
     path: PathAndQuery,
-    headers: HeaderMap,
-    connector: Connector,
     runtime: Runtime,
     connection: Option<CollectorConnection>,
 }
@@ -63,32 +58,28 @@ struct CollectorConnection {
 }
 
 impl CollectorClient {
-    /// A client that posts to `path`. `names` resolves the collector's name.
+    /// A client that posts to `path`, with the access in force at each request.
     ///
     /// # Errors
-    /// The TLS settings cannot be used, or the operating system gives no resources.
-    pub fn new(settings: &CollectorSettings, path: PathAndQuery, names: NameResolver) -> io::Result<Self> {
-        let tls = settings.tls.as_ref().map(member_tls::client_config).transpose();
-        let tls = tls.map_err(io::Error::other)?;
-        let connector = Connector::resolving(names, tls, CONNECTING).http1();
-        let mut headers = HeaderMap::new();
-        for (name, value) in &settings.headers {
-            let mut value = HeaderValue::from_str(value.expose()).map_err(io::Error::other)?;
-            value.set_sensitive(true);
-            headers.append(name, value);
-        }
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
-        headers.insert(HOST, settings.endpoint.authority().parse().map_err(io::Error::other)?);
-        let agent = concat!("keyward/", env!("CARGO_PKG_VERSION"));
-        headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+    /// The operating system gives no resources.
+    pub fn new(current: CurrentCollectorAccess, path: PathAndQuery) -> io::Result<Self> {
         Ok(Self {
-            endpoint: settings.endpoint.clone(),
+            access: current.load_full(),
+            current,
             path,
-            headers,
-            connector,
             runtime: Builder::new_current_thread().enable_all().build()?,
             connection: None,
         })
+    }
+
+    /// Takes the access in force. A connection by an access before is not used again: the collector may
+    /// have been believed, or shown a certificate, by files that are replaced.
+    fn follow_access(&mut self) {
+        let current = self.current.load_full();
+        if !Arc::ptr_eq(&current, &self.access) {
+            self.access = current;
+            self.connection = None;
+        }
     }
 
     /// Sends a request, and returns the answer. The collector, or a load balancer before
@@ -99,6 +90,7 @@ impl CollectorClient {
     /// # Errors
     /// No whole answer of a bounded size came in time. The collector may have the request.
     pub fn exchange(&mut self, body: &Bytes) -> io::Result<CollectorAnswer> {
+        self.follow_access();
         let idle = self.connection.take().filter(|connection| !connection.sender.is_closed());
         let attempt = async {
             let answered = match idle {
@@ -118,7 +110,7 @@ impl CollectorClient {
     }
 
     async fn connect(&self) -> io::Result<CollectorConnection> {
-        let stream = self.connector.connect(&self.endpoint).await.map_err(io::Error::other)?;
+        let stream = self.access.connector.connect(&self.access.endpoint).await.map_err(io::Error::other)?;
         let (sender, driver) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         Ok(CollectorConnection { sender, driver: Box::pin(driver) })
     }
@@ -132,7 +124,7 @@ impl CollectorClient {
         let CollectorConnection { mut sender, driver } = connection;
         let mut request =
             Request::post(self.path.as_str()).body(Full::new(body)).map_err(io::Error::other)?;
-        *request.headers_mut() = self.headers.clone();
+        *request.headers_mut() = self.access.headers.clone();
         let answer = async {
             let sent = sender.send_request(request).await;
             let (head, body) = sent.map_err(io::Error::other)?.into_parts();
@@ -160,7 +152,9 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
     use super::*;
-    use crate::config::Scheme;
+    use crate::config::collector_settings::CollectorSettings;
+    use crate::config::{Endpoint, Scheme};
+    use crate::dial::names::NameResolver;
 
     const REQUEST_END: &[u8] = b"\r\n\r\nspans";
     const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\ntaken";
@@ -182,7 +176,8 @@ mod tests {
         let endpoint = Endpoint { scheme: Scheme::Http, host: "127.0.0.1".into(), port };
         let settings = CollectorSettings { endpoint, tls: None, headers: Vec::new() };
         let (path, names) = (PathAndQuery::from_static("/v1/traces"), NameResolver::of_machine(None));
-        (CollectorClient::new(&settings, path, names).unwrap(), serving)
+        let access = CollectorAccess::new(&settings, &names).unwrap();
+        (CollectorClient::new(access.in_force(), path).unwrap(), serving)
     }
 
     /// Gives the client a kept connection, on which a request was answered. Returns the collector's end.

@@ -12,9 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use http::uri::PathAndQuery;
 
-use crate::config::collector_settings::CollectorSettings;
-use crate::dial::names::NameResolver;
 use crate::otlp::collector::CollectorClient;
+use crate::otlp::collector_access::CurrentCollectorAccess;
 use crate::otlp::verdict::{OtlpVerdict, verdict};
 use crate::telemetry::export_metrics::ExportMetrics;
 use crate::telemetry::export_queue::{ExportBatch, ExportGuard, ExportQueue};
@@ -63,16 +62,16 @@ enum SentRequest {
 /// Starts the thread that sends the items of `queue`. The guard sends the last items when dropped.
 ///
 /// # Errors
-/// The collector's TLS settings cannot be used, or the thread cannot be started.
+/// The thread cannot be started.
 pub fn start<T: Send + 'static>(
     signal: ExportedSignal<T>,
     queue: Arc<ExportQueue<T>>,
-    (settings, names): (&CollectorSettings, NameResolver),
+    collector: CurrentCollectorAccess,
     replica: &str,
     metrics: ExportMetrics,
 ) -> io::Result<ExportGuard<T>> {
     queue.count_losses_in(metrics.lost(signal.name, "queue_full"));
-    let client = CollectorClient::new(settings, signal.path.clone(), names)?;
+    let client = CollectorClient::new(collector, signal.path.clone())?;
     let guard = ExportGuard(Arc::clone(&queue));
     let name = format!("otlp {}", signal.name);
     let (replica, fails, refuses, not_before) = (replica.to_owned(), false, false, None);
@@ -170,7 +169,10 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
     use super::*;
+    use crate::config::collector_settings::CollectorSettings;
     use crate::config::{Endpoint, Scheme};
+    use crate::dial::names::NameResolver;
+    use crate::otlp::collector_access::CollectorAccess;
     use crate::telemetry::metrics::Metrics;
 
     /// A collector that treats each connection, with its number, as `serve` says.
@@ -217,7 +219,7 @@ mod tests {
         let guard = start(
             signal,
             Arc::clone(&queue),
-            (settings, NameResolver::of_machine(None)),
+            CollectorAccess::new(settings, &NameResolver::of_machine(None)).unwrap().in_force(),
             "a",
             metrics.clone(),
         )

@@ -29,6 +29,8 @@ pub enum ReloadPartName {
     Identities,
     /// The etcd users of Keyward itself.
     OwnLogins,
+    /// Certificates, authorities and headers for collectors.
+    Collectors,
     /// Addresses for finding members.
     Seeds,
     /// Values looked up at every connection or call.
@@ -80,7 +82,7 @@ impl KeyRow {
 impl ReloadPartName {
     /// All parts, in the order of publication. The listeners come last: a bound address is not to be
     /// released because a later part failed.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::SessionKeys,
         Self::BreakGlass,
         Self::Tls,
@@ -88,6 +90,7 @@ impl ReloadPartName {
         Self::ClusterTls,
         Self::Identities,
         Self::OwnLogins,
+        Self::Collectors,
         Self::Seeds,
         Self::InForce,
         Self::Listeners,
@@ -146,6 +149,19 @@ const KEYS: &[KeyRow] = &[
         .named("what listeners identify by"),
     found_by_part(Identities, &["user", "mint", "sign_jwt"]),
     found_by_part(ReloadPartName::OwnLogins, &["cluster.probe", "revocation.user", "policy.user"]),
+    found_by_part(
+        ReloadPartName::Collectors,
+        &[
+            "audit.otlp.ca",
+            "audit.otlp.cert",
+            "audit.otlp.key",
+            "audit.otlp.authorization_file",
+            "trace.ca",
+            "trace.cert",
+            "trace.key",
+            "trace.headers_file",
+        ],
+    ),
     found_by_part(ReloadPartName::Seeds, &["cluster.endpoints", "cluster.srv", "cluster.allowed_hosts"]),
     compared(Reload(InForce), &["limits"], |was, is| was.limits == is.limits),
     compared(Reload(InForce), &["advertise", "listener.client_urls"], |was, is| {
@@ -265,6 +281,7 @@ fn first_addresses(cluster: &Cluster) -> impl PartialEq {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::config::certificate_expiry::CertificateUse;
     use crate::config::reference;
 
     /// The rows of a key: the rows with the longest key equal to this key, or above it.
@@ -299,6 +316,17 @@ pub(super) mod tests {
         for listed in KEYS.iter().flat_map(|row| row.keys) {
             let below = |(key, _): &(String, String)| key == listed || key.starts_with(&format!("{listed}."));
             assert!(keys.iter().any(below), "{listed} is no key");
+        }
+    }
+
+    /// The advice about a certificate that ends is to renew it in place.
+    #[test]
+    fn the_file_of_every_certificate_and_of_every_collectors_secret_is_followed() {
+        let secrets = ["audit.otlp.authorization_file", "trace.headers_file"];
+        for key in CertificateUse::ALL.map(CertificateUse::file_key).into_iter().chain(secrets) {
+            let rows = rows_of(key);
+            assert!(rows.iter().any(|row| row.takes_effect != Restart), "{key}");
+            assert!(reference::keys_with_comments().iter().any(|(known, _)| known == key), "{key} is no key");
         }
     }
 

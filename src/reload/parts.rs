@@ -20,11 +20,12 @@ use crate::config::{
 use crate::credentials::{Credentials, MetricsPages};
 use crate::dial::connect::Connector;
 use crate::dial::member_tls::client_config;
-use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls};
+use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
 use crate::gateway::caller::Identities;
 use crate::gateway::login::service::LoginService;
 use crate::members::discovery::{ProbeLogin, SeedList};
+use crate::otlp::collector_access::CurrentCollectorAccess;
 use crate::policy::rules_in_force::RulesInForce;
 use crate::policy_store::PolicyRegister;
 use crate::published::Published;
@@ -124,7 +125,7 @@ impl ReloadPart {
                 if *published.borrow() == seen {
                     continue;
                 }
-                let made = ListenerTls::new(is).map_err(|error| format!("listener {name}: {error}"))?;
+                let made = current.load().renewed(is).map_err(|error| format!("listener {name}: {error}"))?;
                 changes.push(format!("listener {name}: {seen}"));
                 swaps.push((Arc::clone(current), made, Rc::clone(published), seen));
             }
@@ -208,6 +209,33 @@ impl ReloadPart {
             Ok(Some(PreparedPart::new(vec![format!("cluster.tls: {seen}")], move || {
                 connector.replace_tls(made)
             })))
+        })
+    }
+
+    /// The authorities, certificates and headers for the collectors of audit records and of traces, for the
+    /// next request to each.
+    #[must_use]
+    pub fn collectors(audit: Option<CurrentCollectorAccess>, trace: Option<CurrentCollectorAccess>) -> Self {
+        Self::new(move |before, now| {
+            let (mut changes, mut swaps) = (Vec::new(), Vec::new());
+            let audits = |config: &Config| Some(config.audit.as_ref()?.otlp.as_ref()?.collector.clone());
+            let traces = |config: &Config| Some(config.trace.as_ref()?.collector.clone());
+            for (name, current, was, is) in [
+                ("audit.otlp", &audit, audits(before), audits(now)),
+                ("trace", &trace, traces(before), traces(now)),
+            ] {
+                let (Some(current), Some(was), Some(is)) = (current, was, is) else { continue };
+                if was == is {
+                    continue;
+                }
+                let made = current.load().by(&is).map_err(|error| format!("{name}: {error}"))?;
+                let change = is.tls.as_ref().filter(|_| was.tls != is.tls).map(collector_fingerprint);
+                let headers = (was.headers != is.headers).then(|| "other headers".to_owned());
+                changes.extend(change.into_iter().chain(headers).map(|change| format!("{name}: {change}")));
+                swaps.push((Arc::clone(current), made));
+            }
+            let publish = move || swaps.into_iter().for_each(|(current, made)| current.publish(made));
+            Ok((!changes.is_empty()).then(|| PreparedPart::new(changes, publish)))
         })
     }
 
@@ -355,6 +383,15 @@ fn cluster_tls_fingerprint(tls: &ClientTls) -> String {
     }
 }
 
+/// The part of Keyward's TLS visible to a collector, and the authorities of the collector's certificate.
+fn collector_fingerprint(tls: &ClientTls) -> String {
+    let believed = digest(tls.authorities());
+    match &tls.identity {
+        None => format!("the collector under {believed}, no certificate"),
+        Some(identity) => format!("the collector under {believed}, certificate {}", digest(identity.chain())),
+    }
+}
+
 /// Label of the client CA in peer names.
 fn ca_name(tls: &ServerTls) -> Option<&str> {
     tls.clients.ca().map(|ca| &*ca.name)
@@ -362,12 +399,23 @@ fn ca_name(tls: &ServerTls) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
     use std::path::Path;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
+    use bytes::Bytes;
+    use http::uri::PathAndQuery;
     use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+    use rustls::pki_types::PrivatePkcs8KeyDer;
+    use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
     use super::*;
-    use crate::config::reload_request::ReloadTrigger;
+    use crate::config::reload_request::{ReloadOutcome, ReloadTrigger};
+    use crate::dial::names::NameResolver;
+    use crate::downstream::listener_tls::ListenerTls;
+    use crate::otlp::collector::CollectorClient;
+    use crate::otlp::collector_access::CollectorAccess;
     use crate::reload::Reload;
     use crate::telemetry::metrics::Metrics;
 
@@ -473,6 +521,21 @@ mod tests {
         assert!(house.changes(&format!("{STAFF}, client_auth = 'optional'")).await);
     }
 
+    /// A new certificate of the server, and a reading of the same authorities, verify no open connection.
+    #[tokio::test]
+    async fn the_trust_in_clients_is_another_one_only_for_other_authorities_or_a_stricter_setting() {
+        let mut house = House::new(STAFF);
+        let optional = format!("{STAFF}, client_auth = 'optional'");
+        let changes: [(&str, &str, bool); 3] =
+            [("server", STAFF, false), ("staff", STAFF, true), ("server", &optional, true)];
+        for (renewed, clients, is_other) in changes {
+            let before = Arc::clone(house.current.load().trust());
+            house.renew(renewed);
+            assert!(house.changes(clients).await);
+            assert_eq!(!Arc::ptr_eq(&before, house.current.load().trust()), is_other, "{renewed}");
+        }
+    }
+
     /// The lines of the admin page about certificates, without their common name.
     fn certificates(reload: &Reload) -> Vec<String> {
         let text = reload.metrics.admin_text(Vec::new()).unwrap();
@@ -497,5 +560,116 @@ mod tests {
         std::fs::write(house.folder.path().join("server.crt"), "nonsense").unwrap();
         assert!(!house.reload.read_again(ReloadTrigger::Signal).await.is_applied());
         assert_eq!(certificates(&house.reload), renewed);
+    }
+
+    /// Answers each request with the pair of the moment, for each connection a handshake of its own. Returns
+    /// the port, and the `authorization` of each request.
+    fn collector(pair: Arc<Published<ServerConfig>>) -> (u16, Receiver<String>) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (seen, requests) = channel();
+        let serve = move |stream: TcpStream, tls: ServerConnection, seen: Sender<String>| {
+            let (mut stream, mut line) = (BufReader::new(StreamOwned::new(tls, stream)), String::new());
+            while stream.read_line(&mut line).is_ok_and(|length| length > 0) {
+                if let Some(value) = line.strip_prefix("authorization: ") {
+                    seen.send(value.trim().to_owned()).unwrap();
+                }
+                if line == "\r\n" {
+                    stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+                }
+                line.clear();
+            }
+        };
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (tls, seen) = (ServerConnection::new(pair.load_full()).unwrap(), seen.clone());
+                std::thread::spawn(move || serve(stream.unwrap(), tls, seen));
+            }
+        });
+        (port, requests)
+    }
+
+    /// Writes a new certificate of this machine, and returns the settings of a server with it.
+    fn own_pair(path: &Path) -> ServerConfig {
+        let key = KeyPair::generate().unwrap();
+        let made = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+        std::fs::write(path, made.pem()).unwrap();
+        let key = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let server = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        server.unwrap().with_no_client_auth().with_single_cert(vec![made.der().clone()], key).unwrap()
+    }
+
+    /// The collectors of audit records and of traces, each with a client of its own.
+    #[tokio::test]
+    async fn a_collectors_token_and_authorities_are_in_force_at_the_next_request_or_stay_if_faulty() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let server = Arc::new(Published::new(own_pair(&at("ca.crt"))));
+        let (port, requests) = collector(Arc::clone(&server));
+        let configure = |port: u16| {
+            let text = format!(
+                "listener = [{{ name = 'a', address = '127.0.0.1:1' }}]\n\
+                 cluster.endpoints = ['http://127.0.0.1:2']\n\
+                 [audit.otlp]\nurl = 'https://127.0.0.1:{port}'\nca = 'ca.crt'\n\
+                 authorization_file = 'token'\n\
+                 [trace]\nurl = 'https://127.0.0.1:{port}'\nca = 'ca.crt'\nheaders_file = 'headers'\n"
+            );
+            std::fs::write(at("keyward.toml"), text).unwrap();
+        };
+        let token = |token: &str| {
+            std::fs::write(at("token"), token).unwrap();
+            std::fs::write(at("headers"), format!("authorization: {token}\n")).unwrap();
+        };
+        configure(port);
+        token("Bearer old");
+        let config = crate::config::load(&at("keyward.toml")).unwrap().0;
+        let names = NameResolver::of_machine(None);
+        let access = |settings| CollectorAccess::new(settings, &names).unwrap().in_force();
+        let audit = access(&config.audit.as_ref().unwrap().otlp.as_ref().unwrap().collector);
+        let trace = access(&config.trace.as_ref().unwrap().collector);
+        let client =
+            |access: &_| CollectorClient::new(Arc::clone(access), PathAndQuery::from_static("/v1/logs"));
+        let mut clients = [client(&audit).unwrap(), client(&trace).unwrap()];
+        // A client blocks its thread.
+        let mut ask = || {
+            std::thread::scope(|scope| {
+                let asked = scope.spawn(|| clients.each_mut().map(|client| client.exchange(&Bytes::new())));
+                asked.join().unwrap().map(|answer| answer.is_ok())
+            })
+        };
+        let shown = || requests.try_iter().collect::<Vec<_>>();
+        let mut reload = Reload::new(
+            crate::config::ConfigSources::of_file(Some(at("keyward.toml"))),
+            &config,
+            Vec::new(),
+            vec![ReloadPart::collectors(Some(Arc::clone(&audit)), Some(Arc::clone(&trace)))],
+            Arc::default(),
+            Arc::new(Metrics::new(Vec::new())),
+        );
+        assert_eq!((ask(), shown()), ([true; 2], vec!["Bearer old".to_owned(); 2]));
+        // The connections of the first requests are still open.
+        token("Bearer new");
+        assert!(reload.read_again(ReloadTrigger::ChangedFile).await.is_applied());
+        assert_eq!((ask(), shown()), ([true; 2], vec!["Bearer new".to_owned(); 2]));
+        for (name, faulty) in [("token", ""), ("ca.crt", "nonsense")] {
+            let good = std::fs::read(at(name)).unwrap();
+            std::fs::write(at(name), faulty).unwrap();
+            assert!(!reload.read_again(ReloadTrigger::ChangedFile).await.is_applied(), "{name}");
+            assert_eq!((ask(), shown()), ([true; 2], vec!["Bearer new".to_owned(); 2]));
+            std::fs::write(at(name), good).unwrap();
+        }
+        server.publish(own_pair(&at("ca.crt")));
+        assert!(reload.read_again(ReloadTrigger::ChangedFile).await.is_applied());
+        assert_eq!((ask(), shown()), ([true; 2], vec!["Bearer new".to_owned(); 2]), "by the new authority");
+        // With another address everything about the collector waits for the restart.
+        configure(port + 1);
+        token("Bearer for another");
+        let ReloadOutcome::Applied(applied) = reload.read_again(ReloadTrigger::Signal).await else {
+            panic!()
+        };
+        assert_eq!(applied.waiting, ["audit", "the collector of [trace]"]);
+        assert_eq!((ask(), shown()), ([true; 2], vec!["Bearer new".to_owned(); 2]));
+        std::thread::spawn(move || drop(clients)).join().unwrap();
     }
 }

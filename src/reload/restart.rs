@@ -5,6 +5,9 @@
 
 use std::sync::Arc;
 
+use crate::config::audit_settings::{AuditCollector, AuditSettings};
+use crate::config::collector_settings::CollectorSettings;
+use crate::config::trace_settings::TraceSettings;
 use crate::config::{
     Cluster, Config, KeySource, Limits, Passwords, PolicyInEtcd, PolicySettings, Revocation,
     RevocationPersistence, SessionSettings, UnreadLimits, WatchSettings,
@@ -38,8 +41,8 @@ pub(super) fn in_force(current: &Config, read: Config) -> Config {
         watch: WatchSettings { buffer: current.watch.buffer, ..read.watch },
         limits: in_force_of_limits(&current.limits, read.limits),
         admin: current.admin.clone(),
-        audit: current.audit.clone(),
-        trace: current.trace.clone(),
+        audit: in_force_of_audit(current.audit.as_deref(), read.audit.as_deref()).map(Arc::new),
+        trace: in_force_of_trace(current.trace.as_deref(), read.trace.as_deref()).map(Arc::new),
         trace_sampling: read.trace_sampling,
         log: LogSettings { level: read.log.level, ..current.log },
         access_log: read.access_log,
@@ -92,6 +95,33 @@ fn in_force_of_session(current: &SessionSettings, read: &SessionSettings) -> Ses
         realm: current.realm.clone(),
         not_before: read.not_before,
     }
+}
+
+/// The files of a collector belong to its address: with another address they wait, too.
+fn in_force_of_collector(current: &CollectorSettings, read: &CollectorSettings) -> CollectorSettings {
+    if current.endpoint == read.endpoint { read.clone() } else { current.clone() }
+}
+
+fn in_force_of_audit(current: Option<&AuditSettings>, read: Option<&AuditSettings>) -> Option<AuditSettings> {
+    let current = current?;
+    let read = read.and_then(|read| read.otlp.as_ref());
+    let otlp = current.otlp.as_ref().map(|otlp| AuditCollector {
+        collector: read.map_or_else(
+            || otlp.collector.clone(),
+            |read| in_force_of_collector(&otlp.collector, &read.collector),
+        ),
+        path: otlp.path.clone(),
+    });
+    Some(AuditSettings { otlp, ..current.clone() })
+}
+
+fn in_force_of_trace(current: Option<&TraceSettings>, read: Option<&TraceSettings>) -> Option<TraceSettings> {
+    let current = current?;
+    let collector = read.map_or_else(
+        || current.collector.clone(),
+        |read| in_force_of_collector(&current.collector, &read.collector),
+    );
+    Some(TraceSettings { collector, ..current.clone() })
 }
 
 fn in_force_of_limits(current: &Limits, read: Limits) -> Limits {

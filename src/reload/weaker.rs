@@ -328,6 +328,10 @@ mod tests {
         ("login.sources", "names the source of passwords"),
         ("login.users_file", "names whom it lets in"),
         ("cluster.tls", "is about members; what verifies them waits for a restart"),
+        (
+            "audit.otlp",
+            "is about a collector at the same address, which the new authorities must still vouch for",
+        ),
         ("cluster.probe", "is Keyward's own user"),
         ("cluster.endpoints", "are members"),
         ("cluster.srv", "are members"),
@@ -356,6 +360,7 @@ mod tests {
         ("listener.address", "is told as a changed listener"),
         ("listener.accept_odd_authority", "is no protection"),
         ("listener.rest", "answers by the same rules"),
+        ("listener.connection_age_spares", "is about clients that cannot take a GOAWAY"),
         ("listener.metrics_page", "has no key and no value of the store"),
         ("listener.member", "is the choice of a member"),
         ("listener.server_names", "is the choice of a member"),

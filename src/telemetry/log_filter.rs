@@ -57,6 +57,7 @@ const MODULES: &[&str] = &[
     "upstream",
     "usage",
     "users",
+    "wall_deadline",
     "watch",
 ];
 

@@ -19,6 +19,7 @@ use http::Response;
 use http::uri::PathAndQuery;
 use http_body::Body as _;
 
+use crate::credentials::CertificateIdentity;
 use crate::io::http2_body::Http2Body;
 use crate::members::membership::Member;
 use crate::refusal::Status;
@@ -63,6 +64,8 @@ pub enum BidiEvent {
     Left,
     /// The stream was never opened. An unreachable member was already reported.
     Unopened(Arc<str>),
+    /// The stream was never opened: the member does not accept this certificate of the user.
+    NotAccepted(Arc<CertificateIdentity>),
     /// The stream was never opened: a limit of Keyward's is reached, and another member would not help.
     NoRoom,
 }
@@ -198,6 +201,7 @@ fn opened(opened: Result<(Response<Http2Body>, InFlight), NoReply>) -> BidiInput
         }
         Err(NoReply::Lost(lost)) => BidiEvent::Broken(lost.reason),
         Err(NoReply::NeverSent(reason) | NoReply::NotShown(reason)) => BidiEvent::Unopened(reason),
+        Err(NoReply::NotAccepted(shown)) => BidiEvent::NotAccepted(shown),
         Err(NoReply::NoRoom) => BidiEvent::NoRoom,
     })
 }

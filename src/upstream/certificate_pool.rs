@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::telemetry::metrics::Metrics;
+use crate::upstream::certificate_refusals::CertificateRefusals;
 use crate::upstream::connection_slots::ConnectionSlots;
 
 /// Time allowed for the close of a connection giving way.
@@ -24,6 +25,8 @@ pub struct CertificatePool {
     slots: Mutex<ConnectionSlots>,
     room: Arc<Semaphore>,
     metrics: Arc<Metrics>,
+    /// The members that refuse a certificate.
+    pub(super) refusals: CertificateRefusals,
 }
 
 /// Counts a connection against the limit until dropped.
@@ -44,7 +47,7 @@ impl CertificatePool {
     #[must_use]
     pub fn new(limit: usize, metrics: Arc<Metrics>) -> Self {
         let room = Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)));
-        Self { slots: Mutex::default(), room, metrics }
+        Self { slots: Mutex::default(), room, metrics, refusals: CertificateRefusals::default() }
     }
 
     /// Locks the table for a short look, never across an await.

@@ -26,6 +26,7 @@ use tokio::sync::futures::OwnedNotified;
 use tokio::time::{Instant, timeout};
 
 use crate::config::{Endpoint, Scheme};
+use crate::dial::member_tls::certificate_alert;
 use crate::io::ByteStream;
 use crate::io::coalesce::coalesce;
 use crate::io::http2_body::Http2Body;
@@ -39,6 +40,7 @@ use crate::upstream::connection_load::{
     CONNECTION_WINDOW, ConnectionLoad, KIB, SeatGuard, UNTOLD_STREAMS, stream_window,
 };
 use crate::upstream::upstream_request::{QueuedBytes, UpstreamRequestBody, send_body};
+use crate::wall_deadline::WallDeadline;
 
 /// etcd refuses pings less than 5 s apart; 10 s keeps a wide margin.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -68,8 +70,8 @@ pub struct Connection {
     send: SendRequest<QueuedBytes>,
     load: Arc<ConnectionLoad>,
     scissors: KillSwitch,
-    /// Instant after which no call begins on the connection.
-    fresh_until: Option<Instant>,
+    /// The end after which no call begins on the connection.
+    fresh_until: Option<WallDeadline>,
 }
 
 /// Limits on a connection's lifetime.
@@ -77,8 +79,8 @@ pub struct Connection {
 pub struct ConnectionLifetime {
     /// Time without a call after which the connection is closed.
     pub idle: Duration,
-    /// Instant after which no call begins on the connection.
-    pub fresh_until: Option<Instant>,
+    /// The end after which no call begins on the connection.
+    pub fresh_until: Option<WallDeadline>,
 }
 
 /// How a connection ended.
@@ -281,6 +283,12 @@ impl Connection {
         }
     }
 
+    /// The alert by which the member refused the certificate shown, if the connection ended so.
+    #[must_use]
+    pub fn certificate_alert(&self) -> Option<Arc<str>> {
+        self.scissors.read_failure().and_then(certificate_alert)
+    }
+
     /// Admits no further call, and closes the connection after its last call.
     pub fn retire(&self) {
         self.load.retired.store(true, Ordering::SeqCst);
@@ -337,7 +345,7 @@ impl Connection {
     /// limit, after `fresh_until`, and on a retired or closing connection.
     #[must_use]
     pub fn enter(&self, member: &Rc<Cell<usize>>) -> Option<InFlight> {
-        let stale = self.fresh_until.is_some_and(|until| Instant::now() >= until);
+        let stale = self.fresh_until.is_some_and(|until| until.is_over());
         if stale {
             self.retire();
         }

@@ -195,7 +195,9 @@ async fn ask_without_limit(
 fn lost(why: NoReply) -> ReadError {
     match why {
         NoReply::NoRoom => ReadError::NoRoom,
-        NoReply::NeverSent(_) | NoReply::NotShown(_) | NoReply::Lost(_) => ReadError::Lost,
+        NoReply::NeverSent(_) | NoReply::NotShown(_) | NoReply::NotAccepted(_) | NoReply::Lost(_) => {
+            ReadError::Lost
+        }
     }
 }
 

@@ -4,7 +4,8 @@
 //! members' task. Must not know: calls, passwords, tokens.
 //! Invariants: a connection without a user's certificate is shared by all identities of its shard; each
 //! request carries its own credential. A connection with a user's certificate carries only the user's calls,
-//! from any shard. A member refusing a connection with a user's certificate does not become suspect.
+//! from any shard. A member refusing a connection with a user's certificate does not become suspect; for a
+//! moment the member is not asked again with the same certificate.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -12,9 +13,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::credentials::{CertificateIdentity, Leaf};
+use tokio::time::Instant;
+
+use crate::credentials::{CertificateConnectionKey, CertificateIdentity, Leaf};
 use crate::dial::connect::{ConnectError, Connector};
 use crate::identity::MemberId;
+use crate::members::choose::{MemberChooser, MemberTarget};
 use crate::members::membership::{HintSender, Member, Membership, MembershipHint};
 use crate::rpc::method::Lane;
 use crate::tasks::Tasks;
@@ -128,6 +132,22 @@ impl ConnectionPool {
             Some(_) => ConnectionHome::Fleet(Arc::clone(&self.certificate_pool)),
         };
         (shelf, key, self.calls(member.id))
+    }
+
+    /// True if each ready member for `wanted` refused the certificate a moment ago.
+    #[must_use]
+    pub fn is_refused_everywhere(
+        &self,
+        members: &Membership,
+        wanted: MemberTarget,
+        shown: &CertificateConnectionKey,
+    ) -> bool {
+        let (refusals, now) = (&self.certificate_pool.refusals, Instant::now());
+        let refuses =
+            |member: &&Arc<Member>| refusals.is_refused((member.id, member.connection_target()), shown, now);
+        let refusing: Vec<MemberId> =
+            members.members.iter().filter(refuses).map(|member| member.id).collect();
+        !MemberChooser::has_another_member(members, wanted, &refusing)
     }
 
     /// Cuts the open connections of `lane` to `member` and loses their calls. Returns the number of
@@ -246,6 +266,11 @@ impl DialAttempt {
     }
 
     async fn showing(&self, certificate: &CertificateIdentity) -> Result<Connection, ConnectError> {
+        let (refusals, shown) = (&self.certificate_pool.refusals, certificate.showing());
+        let target = (self.member.id, self.member.connection_target());
+        if refusals.is_refused(target, shown, Instant::now()) {
+            return Err(self.not_accepted("a moment ago".into()));
+        }
         // Wait for the certificate before taking room: no open connection gives way to an attempt without a
         // certificate. After the time limit, `leaf` gives the reason for the missing certificate.
         drop(tokio::time::timeout(FIRST_WORD, certificate.ready()).await);
@@ -259,18 +284,29 @@ impl DialAttempt {
             return Err(ConnectError::NoRoom);
         };
         let opened = self.answering(&leaf, place).await;
-        if let Err(error) = &opened {
-            if matches!(error, ConnectError::Handshake { .. }) {
-                certificate.refused(&leaf);
-            }
+        let Err(error) = &opened else {
+            refusals.forget(target, shown);
+            return opened;
+        };
+        let is_refusal = matches!(error, ConnectError::NotAccepted { .. });
+        if is_refusal || matches!(error, ConnectError::Handshake { .. }) {
+            certificate.refused(&leaf);
+        }
+        if !is_refusal {
             // The members' task finds out, on connections of its own, if the member is at fault.
             self.hints.send(MembershipHint::Unreachable(self.member.id));
+        }
+        if refusals.note_trouble(target, shown, is_refusal, Instant::now()) {
             tracing::warn!(
                 member = %self.member.id, user = %certificate.user(), %error,
-                "no connection to the member with this user's certificate"
+                "no connection to the member with this user's certificate; told again in a minute"
             );
         }
         opened
+    }
+
+    fn not_accepted(&self, reason: Arc<str>) -> ConnectError {
+        ConnectError::NotAccepted { endpoint: self.member.endpoint.clone(), reason }
     }
 
     async fn answering(
@@ -283,10 +319,15 @@ impl DialAttempt {
         let connection = self.open(&connector, keeping, Some(place)).await?;
         match tokio::time::timeout(FIRST_WORD, connection.answered()).await {
             Ok(true) => Ok(connection),
-            // In TLS 1.3, Keyward's handshake ends before the member has checked the certificate.
-            Ok(false) => Err(ConnectError::Handshake {
-                endpoint: self.member.endpoint.clone(),
-                reason: "the member does not accept the certificate".into(),
+            // In TLS 1.3, Keyward's handshake ends before the member has checked the certificate. Without an
+            // alert the member may be ending, or its lists may revoke the certificate: etcd tells that by
+            // closing the connection.
+            Ok(false) => Err(match connection.certificate_alert() {
+                Some(alert) => self.not_accepted(alert),
+                None => ConnectError::Handshake {
+                    endpoint: self.member.endpoint.clone(),
+                    reason: "the member closed the connection: it may not accept the certificate".into(),
+                },
             }),
             Err(_) => {
                 connection.give_up();

@@ -135,6 +135,19 @@ impl StreamRoute {
         self.upstream.pause_or_change(pause).await;
     }
 
+    /// The refusal of a stream that ended so without being opened, if another attempt would not help.
+    #[must_use]
+    pub fn refusal_of(&self, target: MemberTarget, end: &BidiEvent) -> Option<Refusal> {
+        match end {
+            BidiEvent::NoRoom => Some(Refusal::TOO_MANY_REQUESTS),
+            BidiEvent::NotAccepted(shown) => self
+                .upstream
+                .is_refused_everywhere(target, shown)
+                .then_some(Refusal::CERTIFICATE_NOT_ACCEPTED),
+            _ => None,
+        }
+    }
+
     /// Begins a stream to `member`.
     #[must_use]
     pub fn start(self: Rc<Self>, member: Arc<Member>, credential: CallCredential) -> OpenStream {
@@ -208,6 +221,9 @@ impl OpenStream {
             BidiEvent::Left => tracing::debug!(method, %member, "an upstream stream leaves its member"),
             BidiEvent::Unopened(reason) => {
                 tracing::debug!(method, %member, %reason, "an upstream stream was not opened");
+            }
+            BidiEvent::NotAccepted(shown) => {
+                tracing::debug!(method, %member, user = %shown.user(), "the member refused the certificate");
             }
             BidiEvent::NoRoom => tracing::debug!(method, %member, "an upstream stream found no room"),
         }
@@ -312,10 +328,11 @@ impl<C> ReopeningStream<C> {
     /// The next step after the end of the open stream, unless a status ended the stream.
     #[must_use]
     pub fn step_after(&mut self, end: &BidiEvent) -> ReopenStep {
-        if matches!(end, BidiEvent::NoRoom) && !self.has_delivered {
-            return ReopenStep::End(Refusal::TOO_MANY_REQUESTS.status());
+        // A stream that served its client waits, as for a member: the certificate may be replaced.
+        match self.route.refusal_of(self.target, end) {
+            Some(refusal) if !self.has_delivered => ReopenStep::End(refusal.status()),
+            _ => self.leave_member(),
         }
-        self.leave_member()
     }
 
     /// any → closed.

@@ -68,6 +68,8 @@ pub enum NoReply {
     /// No byte was sent, for want of a connection with the user's own certificate. The fault may be the
     /// user's alone.
     NotShown(Arc<str>),
+    /// No byte was sent: the member does not accept this certificate of the user.
+    NotAccepted(Arc<CertificateIdentity>),
     /// No byte was sent: a limit of Keyward's is reached, and another member would not help.
     NoRoom,
     /// The member may have seen the call. The outcome is unknown.
@@ -200,6 +202,13 @@ impl UpstreamClient {
         is_different_cluster(before, self.members.snapshot.load().cluster)
     }
 
+    /// True if each ready member for `wanted` refused the certificate a moment ago: a further attempt would
+    /// find the same.
+    #[must_use]
+    pub fn is_refused_everywhere(&self, wanted: MemberTarget, shown: &CertificateIdentity) -> bool {
+        self.pool.is_refused_everywhere(&self.members.snapshot.load(), wanted, shown.showing())
+    }
+
     /// See [`MembersHandle::pause_or_change`].
     pub async fn pause_or_change(&self, pause: Duration) {
         self.members.pause_or_change(pause).await;
@@ -248,7 +257,7 @@ impl UpstreamClient {
         // A pooled connection may be closing: a request handed back unsent goes on a new connection, once.
         for _ in 0..2 {
             let seat = self.pool.seat(member, lane, certificate.as_ref()).await;
-            let seat = seat.map_err(|error| never_sent(error, certificate.is_some()))?;
+            let seat = seat.map_err(|error| never_sent(error, certificate.as_ref()))?;
             match send_on(seat, member, lane, &path, *unsent) {
                 Ok(sent) => return sent.await,
                 Err(returned) => unsent = returned,
@@ -365,13 +374,14 @@ fn request(connection: &Connection, path: PathAndQuery, headers: HeaderMap) -> R
     request
 }
 
-fn never_sent(error: ConnectError, showing: bool) -> NoReply {
-    match error {
-        ConnectError::NoRoom => NoReply::NoRoom,
-        error @ (ConnectError::Handshake { .. } | ConnectError::NoCertificate(_)) if showing => {
+fn never_sent(error: ConnectError, shown: Option<&Arc<CertificateIdentity>>) -> NoReply {
+    match (error, shown) {
+        (ConnectError::NoRoom, _) => NoReply::NoRoom,
+        (ConnectError::NotAccepted { .. }, Some(shown)) => NoReply::NotAccepted(Arc::clone(shown)),
+        (error @ (ConnectError::Handshake { .. } | ConnectError::NoCertificate(_)), Some(_)) => {
             NoReply::NotShown(error.to_string().into())
         }
-        error => NoReply::NeverSent(error.to_string().into()),
+        (error, _) => NoReply::NeverSent(error.to_string().into()),
     }
 }
 

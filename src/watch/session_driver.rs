@@ -534,7 +534,7 @@ impl RunningWatchSession {
                 self.input(HubInput::Lost { stream, why: StreamLoss::Upstream });
             }
             UpstreamStreamEvent::TooMuch => self.give_up(stream),
-            UpstreamStreamEvent::Came(BidiEvent::NoRoom) if self.refused_for_room() => {}
+            UpstreamStreamEvent::Came(end) if self.is_refused_by(&end) => {}
             UpstreamStreamEvent::Came(end) => {
                 let Some(UpstreamStreamState::Open(source)) = self.remove(stream) else { return };
                 let why = source.ended(&self.session.route.stream.upstream, &end);
@@ -547,13 +547,17 @@ impl RunningWatchSession {
         }
     }
 
-    /// Handles the lack of room for an upstream connection. A client without any answer so far is refused
-    /// (returns true); a client with watches waits for room, as for a member.
-    fn refused_for_room(&mut self) -> bool {
-        if !self.has_replied {
-            self.end(Refusal::TOO_MANY_REQUESTS.status());
+    /// Handles a stream that could not be opened, for want of room or since no member accepts the user's
+    /// certificate. A client without any answer so far is refused (returns true); a client with watches
+    /// waits, as for a member.
+    fn is_refused_by(&mut self, end: &BidiEvent) -> bool {
+        let WatchRoute { stream, home, .. } = &self.session.route;
+        let refusal = stream.refusal_of(MemberTarget::Home(*home), end);
+        match refusal.filter(|_| !self.has_replied) {
+            Some(refusal) => self.end(refusal.status()),
+            None => return false,
         }
-        !self.has_replied
+        true
     }
 
     /// Gives up a stream because the shard holds too many bytes, or a response cannot be shown in the

@@ -151,6 +151,8 @@ mod proxied;
 mod quorum_lost;
 mod raw;
 #[cfg(test)]
+mod refused_certificates;
+#[cfg(test)]
 mod reload;
 #[cfg(test)]
 mod removed;

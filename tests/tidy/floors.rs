@@ -18,7 +18,21 @@ const FLOORS: &[(u8, &[&str])] = &[
     (3, &["config"]),
     (2, &["rpc"]),
     (1, &["refusal", "shard", "jwt", "users", "authority", "trust"]),
-    (0, &["pb", "pem", "identity", "published", "secret", "tasks", "telemetry", "io", "byte_account"]),
+    (
+        0,
+        &[
+            "pb",
+            "pem",
+            "identity",
+            "published",
+            "secret",
+            "tasks",
+            "telemetry",
+            "io",
+            "byte_account",
+            "wall_deadline",
+        ],
+    ),
 ];
 
 fn floor_of(module: &str) -> Option<u8> {

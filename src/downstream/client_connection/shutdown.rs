@@ -2,20 +2,23 @@
 //!
 //! Owns: the reasons for an end, and the grace period of each for open streams. Must not know: HTTP/2, the
 //! services served. Invariants: an unused or evicted connection is closed only while no stream is open or no
-//! call was admitted. The client's certificate chain is verified again on every change of the listener's TLS
-//! settings, including changes during the handshake (`docs/decisions.md#d16`). Age alone cuts no stream:
-//! streams continue for as long as the client wants.
+//! call was admitted. The client's certificate chain is judged again on every change of the listener's trust
+//! in clients, including changes during the handshake, in turns (`docs/decisions.md#d16`). Age alone cuts no
+//! stream: streams continue for as long as the client wants.
 
 use std::future::pending;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::{CertificateDer, UnixTime};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use crate::downstream::client_trust::{ClientTrust, VerificationTurns};
 use crate::downstream::connection_table::ConnectionPlace;
 use crate::downstream::listener_tls::CurrentListenerTls;
 use crate::telemetry::connection_metrics::{ConnectionMetrics, EndReason};
+use crate::wall_deadline::{WallDeadline, passed_if_any};
 
 /// Grace period for open streams after the client's certificate has expired or become invalid, or after an
 /// operator has asked the connection to close.
@@ -33,7 +36,7 @@ pub(super) struct ConnectionShutdown {
     /// Carries the process's drain deadline once the process drains.
     drain: Option<watch::Receiver<Option<Instant>>>,
     /// End of the client's admission: GOAWAY, and the cut after [`LAST_CALLS`].
-    pub(super) until: Option<Instant>,
+    pub(super) until: Option<WallDeadline>,
     /// Time of the GOAWAY for age.
     pub(super) old_at: Option<Instant>,
     /// The client's certificate chain, if certificates are requested.
@@ -70,6 +73,9 @@ pub(super) struct PeerCertificateChain {
     /// Expiry of the certificate. A timer acts on expiry, or the configuration ignores expiry, so the chain
     /// is verified as of a time no later than the expiry.
     expires: Option<SystemTime>,
+    /// The trust by which the chain was judged last.
+    judged_by: Arc<ClientTrust>,
+    turns: VerificationTurns,
 }
 
 impl ConnectionShutdown {
@@ -113,7 +119,7 @@ impl ConnectionShutdown {
                 *drain = None;
                 *limit = latest(*limit, by);
             }
-            () = sleep_until_some(*until) => {
+            () = passed_if_any(*until) => {
                 *until = None;
                 *limit = latest(*limit, Instant::now() + LAST_CALLS);
             }
@@ -186,13 +192,16 @@ impl ConnectionShutdown {
 }
 
 impl PeerCertificateChain {
-    /// `changes` must be subscribed before the handshake loads the TLS settings.
+    /// A chain that the handshake has judged by `judged_by`. `changes` must be subscribed before the
+    /// handshake loads the TLS settings.
     pub(super) fn new(
         tls: CurrentListenerTls,
         changes: watch::Receiver<()>,
         chain: &[CertificateDer<'static>],
+        judged_by: Arc<ClientTrust>,
+        turns: VerificationTurns,
     ) -> Self {
-        Self { tls, changes, chain: chain.to_vec(), expires: None }
+        Self { tls, changes, chain: chain.to_vec(), expires: None, judged_by, turns }
     }
 
     /// The client's own certificate.
@@ -205,23 +214,32 @@ impl PeerCertificateChain {
         self.expires = at;
     }
 
-    fn is_good(&self) -> bool {
+    /// Judges the chain by `trust`.
+    fn is_good(&self, trust: &ClientTrust) -> bool {
         let now = SystemTime::now();
         let when = self.expires.map_or(now, |end| end.min(now));
         let when = when.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        self.tls.load().admits_chain(&self.chain, UnixTime::since_unix_epoch(when))
+        trust.admits_chain(&self.chain, UnixTime::since_unix_epoch(when))
     }
 }
 
-/// Waits until the chain no longer verifies.
+/// Waits until the chain no longer verifies. Cancel-safe.
 async fn chain_invalid(shown: &mut Option<PeerCertificateChain>) {
     let Some(shown) = shown else { return pending().await };
-    while shown.changes.changed().await.is_ok() {
-        if !shown.is_good() {
+    loop {
+        let trust = Arc::clone(shown.tls.load().trust());
+        if Arc::ptr_eq(&trust, &shown.judged_by) {
+            if shown.changes.changed().await.is_err() {
+                return pending().await;
+            }
+            continue;
+        }
+        let is_good = shown.turns.judge(|| shown.is_good(&trust)).await;
+        shown.judged_by = trust;
+        if !is_good {
             return;
         }
     }
-    pending().await
 }
 
 /// Waits for the drain; returns the drain deadline.

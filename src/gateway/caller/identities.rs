@@ -9,8 +9,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use tokio::time::Instant;
-
 use super::connection_peers::ConnectionPeers;
 use super::{Caller, CallerGrounds};
 use crate::config::{Config, Identify, Listener};
@@ -23,6 +21,7 @@ use crate::policy::mapping::{Mapping, MappingResult};
 use crate::policy::rules_in_force::RulesInForce;
 use crate::upstream::send::UpstreamUser;
 use crate::users::{UserLineMark, UserPasswordHashes};
+use crate::wall_deadline::WallDeadline;
 
 /// The rules, and the etcd users that Keyward can prove. Published whole; a call keeps the same version from
 /// start to end.
@@ -152,7 +151,7 @@ impl Identities {
         &self,
         client: &ClientConnection,
         mut grounds: CallerGrounds,
-        until: Option<Instant>,
+        until: Option<WallDeadline>,
         own_credential: OwnCredential<'_>,
     ) -> PeerStanding {
         let address = client.origin.remote.map(|remote| remote.ip());

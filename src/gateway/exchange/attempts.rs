@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::credentials::LoginFailure;
 use crate::gateway::retries::PATIENCE;
 use crate::identity::{ClusterId, MemberId};
 use crate::members::membership::Member;
@@ -33,6 +34,28 @@ pub(super) enum Attempt {
     SharedWatchRefusal(Box<MemberReply>),
     /// Final: no further attempt.
     Refused(Refusal),
+}
+
+impl Attempt {
+    /// The result of an attempt whose login failed.
+    pub(super) fn without_login(failure: &LoginFailure) -> Self {
+        // The session's password is no longer the user's password at etcd: the client must log in again.
+        if failure.is_refusal() {
+            Self::Refused(Refusal::INVALID_AUTH_TOKEN)
+        } else {
+            Self::NotAuthenticated(Refusal::NOTHING_SENT)
+        }
+    }
+
+    /// The result of an attempt at a member that refused the user's certificate: final, once each ready
+    /// member did.
+    pub(super) fn not_accepted(is_refused_everywhere: bool) -> Self {
+        if is_refused_everywhere {
+            Self::Refused(Refusal::CERTIFICATE_NOT_ACCEPTED)
+        } else {
+            Self::NotAuthenticated(Refusal::CERTIFICATE_NOT_ACCEPTED)
+        }
+    }
 }
 
 /// The step after an attempt.

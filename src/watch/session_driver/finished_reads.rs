@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 
 use super::RunningWatchSession;
+use crate::upstream::bidi::BidiEvent;
 use crate::watch::hub::{HubInput, UpstreamStreamId, WatchKey};
 use crate::watch::revision_check::{CheckConnection, RevisionCheck};
 use crate::watch::stream_state::UpstreamStreamState;
@@ -23,7 +24,7 @@ impl RunningWatchSession {
     pub(super) fn read(&mut self, read: FinishedRead) {
         match read {
             FinishedRead::Revision(input, room) => {
-                if room == CheckConnection::Found || !self.refused_for_room() {
+                if room == CheckConnection::Found || !self.is_refused_by(&BidiEvent::NoRoom) {
                     self.input(input);
                 }
             }

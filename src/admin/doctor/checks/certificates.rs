@@ -58,6 +58,7 @@ pub(super) fn check(config: &Config, now: SystemTime, findings: &mut DoctorFindi
             "certificate",
             certificate.key(),
             what,
+            // `CertificateUse::file_key` names the file, and `reload::key_table` follows each of them.
             "renew it in place: files are followed",
         );
     }
