@@ -11,7 +11,7 @@ pub(super) fn check(state: &ReloadState, findings: &mut DoctorFindings) {
     if !state.faults.is_empty() {
         let what = format!(
             "the configuration on disk has faults and is not in force; the process keeps the one before, and \
-             would not start again: {}",
+             a start may refuse it, too: {}",
             state.faults.join("; ")
         );
         let fix = "mend the file: keyward check tells all faults; then keyward reload";
