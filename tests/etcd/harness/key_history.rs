@@ -3,6 +3,7 @@
 //! Owns: the reading, by etcdctl, from the first revision on. Must not know Keyward. Invariants: a history
 //! that was compacted is not told at all; the changes have etcd's order.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use data_encoding::BASE64;
@@ -12,7 +13,9 @@ use tempfile::NamedTempFile;
 use super::{Cluster, wait};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// What the key behind the last change is called.
+/// The limit of one member, so that another one is asked too.
+const MEMBER_LIMIT: Duration = Duration::from_secs(15);
+/// What the key behind the last change is called, with a number of the reading.
 const END: &str = "~the end";
 
 /// A change of one key.
@@ -33,7 +36,8 @@ pub(crate) async fn write(cluster: &Cluster, key: &str, value: &str) {
 
 /// All changes below `prefix` until now.
 pub(crate) async fn below(cluster: &Cluster, prefix: &str) -> Vec<KeyChange> {
-    let end = format!("{prefix}{END}");
+    static READ: AtomicUsize = AtomicUsize::new(0);
+    let end = format!("{prefix}{END} {}", READ.fetch_add(1, Ordering::Relaxed));
     write(cluster, &end, "now").await;
     let read = async || {
         for url in cluster.urls() {
@@ -58,12 +62,16 @@ async fn of_member(cluster: &Cluster, url: String, prefix: &str, end: &str) -> O
         for line in watch.output().lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
             changes.extend(line["Events"].as_array().into_iter().flatten().map(change));
         }
-        let is_whole = changes.last().is_some_and(|last: &KeyChange| last.key == end);
-        if is_whole { Some(Some(changes)) } else { watch.exit().map(|_| None) }
+        // Whoever still writes may write behind the end.
+        match changes.iter().position(|change: &KeyChange| change.key == end) {
+            Some(at) => {
+                changes.truncate(at);
+                Some(Some(changes))
+            }
+            None => watch.exit().map(|_| None),
+        }
     };
-    let mut changes = wait::within_limit(LIMIT, look).await.flatten()?;
-    changes.pop();
-    Some(changes)
+    wait::within_limit(MEMBER_LIMIT, look).await.flatten()
 }
 
 fn change(event: &Value) -> KeyChange {
