@@ -101,10 +101,10 @@ impl Ctl {
     }
 
     /// Removes the member. For the first five seconds of its connection to a member, etcd counts that member as unhealthy and refuses a
-    /// removal beside it: asked until it does not.
+    /// removal beside it: asked until it does not. Keyward asks by itself, for longer than etcdctl waits unless told to.
     pub(crate) async fn remove_member(&self, id: u64) {
         let asked = async || {
-            let ended = self.run(&["member", "remove", &format!("{id:x}")]).await;
+            let ended = self.run(&["--command-timeout=20s", "member", "remove", &format!("{id:x}")]).await;
             let early = ended.stderr.contains("unhealthy cluster");
             assert!(early || ended.code == Some(0), "etcdctl member remove failed: {}", ended.stderr);
             (!early).then_some(())
