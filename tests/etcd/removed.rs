@@ -16,6 +16,10 @@ use crate::harness::{Auth, Cluster, Options, versions, wait};
 const LIMIT: Duration = Duration::from_secs(60);
 /// Versions that are run against at the same time: they mostly wait.
 const AT_A_TIME: usize = 2;
+/// Direct clients that ask for Status at the same time.
+const ASKERS: usize = 16;
+/// Removals at most until a direct client asks in the moment that counts, which is usually the first.
+const MOST_CONTROLS: usize = 20;
 /// What a member writes that crashes for being asked for its Status.
 const PANIC: &str = "failed to find local ID";
 
@@ -42,13 +46,14 @@ async fn all_ready(keyward: &Keyward, members: usize) {
 async fn control(version: &Version) -> (Option<i32>, bool) {
     let mut cluster = Cluster::start(version, Options { members: 3, ..Options::default() }).await;
     let leader = cluster.leader().await;
-    let channel = Endpoint::from_shared(cluster.url(leader)).unwrap().connect_lazy();
-    let asking = join_all((0..4).map(|_| {
-        let mut client = MaintenanceClient::new(channel.clone());
+    let url = cluster.url(leader);
+    let asking = join_all((0..ASKERS).map(|_| {
+        // Each on a connection of its own: one connection that waits for another attempt asks nothing.
+        let mut client = MaintenanceClient::new(Endpoint::from_shared(url.clone()).unwrap().connect_lazy());
         async move {
             loop {
                 drop(client.status(StatusRequest {}).await);
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                tokio::time::sleep(Duration::from_millis(2)).await;
             }
         }
     }));
@@ -68,7 +73,7 @@ async fn a_removed_member_ends_without_a_panic_while_it_is_probed() {
 async fn ends_without_a_panic(version: &Version) {
     // A request must fall into the moment between the removal and the end.
     let mut direct = (None, false);
-    for _ in 0..5 {
+    for _ in 0..MOST_CONTROLS {
         direct = control(version).await;
         if direct.1 {
             break;
