@@ -390,7 +390,10 @@ impl PolicyKeeper {
                 file.put(content);
                 file.written(WRITING).await
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                tracing::error!(%error, "policy.state_file cannot be made of the policy in force");
+                Err(error)
+            }
         };
         if written.is_err() {
             self.metrics.count_fault("state_file");

@@ -5,9 +5,10 @@
 //! long turn sends more with one system call, to the client and to the members.
 //! Invariant: after a turn of another connection, `CAREFUL` turns are short.
 
-use crate::downstream::client_trust::VerificationTurns;
 use std::cell::Cell;
 use std::rc::Rc;
+
+use crate::downstream::client_trust::VerificationTurns;
 
 /// A turn beside other connections: streams polled, and requests begun.
 pub(super) const SHORT: usize = 8;
