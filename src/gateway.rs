@@ -8,6 +8,7 @@
 pub mod access_log;
 pub mod active_streams;
 pub mod addressed_member;
+pub mod answer_limit;
 pub mod audited_request;
 pub mod auth_changes;
 pub mod blocking_calls;

@@ -7,6 +7,7 @@
 //! known to etcd is etcd's, byte for byte (Go's `rpctypes.Error` compares only the text). Keyward's own texts
 //! begin with `keyward:`.
 
+mod answer_refusals;
 mod unread_refusals;
 mod unsent_refusals;
 
@@ -249,20 +250,6 @@ impl Refusal {
             _ => format!("strconv.ParseUint: parsing {digits:?}: invalid syntax"),
         };
         Self::with_text(RefusalReason::Malformed, Code::Internal, format!("malformed grpc-timeout: {why}"))
-    }
-
-    /// A Range of more than `most` keys, without a limit, by a caller who may get `most` at once.
-    #[must_use]
-    pub fn range_too_large(most: u32) -> Self {
-        let message = format!("keyward: the range has more than {most} keys; set a limit of at most {most}");
-        Self::with_text(RefusalReason::Limit, Code::ResourceExhausted, message)
-    }
-
-    /// A Txn with a Range without a limit, by a caller who may get `most` keys at once.
-    #[must_use]
-    pub fn range_in_txn_without_limit(most: u32) -> Self {
-        let message = format!("keyward: a range in a txn needs a limit of at most {most}");
-        Self::with_text(RefusalReason::Limit, Code::ResourceExhausted, message)
     }
 
     /// A request that ends or splits members of etcd, for which etcd has no words.

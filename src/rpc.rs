@@ -4,6 +4,7 @@
 //! body needed for routing, and the meaning of a member's status. Must not know: the caller, configuration,
 //! sockets.
 
+pub mod answer_parts;
 pub mod body_shape;
 pub mod call;
 pub mod canonical;

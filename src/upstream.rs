@@ -3,6 +3,7 @@
 //! Must not know: downstream, policy, how members are found and users are proved.
 
 pub mod answer;
+pub mod answer_size;
 pub mod bidi;
 pub mod certificate_pool;
 mod certificate_refusals;

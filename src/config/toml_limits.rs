@@ -16,6 +16,7 @@ pub(super) struct TomlUsageLimits {
     pub(super) request_bytes_per_second: Option<String>,
     pub(super) reply_bytes_per_second: Option<String>,
     pub(super) keys_per_range: Option<u32>,
+    pub(super) bytes_per_answer: Option<String>,
     pub(super) on_exceed: Option<TomlOnExceed>,
     pub(super) priority: Option<TomlPriority>,
 }

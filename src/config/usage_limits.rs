@@ -21,6 +21,8 @@ pub struct UsageLimits {
     pub reply_kib: Option<NonZeroU32>,
     /// Keys that a Range may return.
     pub keys_per_range: Option<NonZeroU32>,
+    /// KiB of one answer with keys.
+    pub answer_kib: Option<NonZeroU32>,
     /// The consequence for a Range of more keys; `None` where the limits say nothing.
     pub on_exceed: Option<OnExceed>,
     /// The order in which calls are shed; `None` where the limits say nothing.
@@ -93,6 +95,7 @@ impl UsageLimits {
             request_kib: lower(self.request_kib, other.request_kib),
             reply_kib: lower(self.reply_kib, other.reply_kib),
             keys_per_range: lower(self.keys_per_range, other.keys_per_range),
+            answer_kib: lower(self.answer_kib, other.answer_kib),
             on_exceed: self.on_exceed.max(other.on_exceed),
             priority: lower(self.priority, other.priority),
         }
@@ -109,6 +112,7 @@ impl UsageLimits {
             request_kib: self.request_kib.or(default.request_kib),
             reply_kib: self.reply_kib.or(default.reply_kib),
             keys_per_range: self.keys_per_range.or(default.keys_per_range),
+            answer_kib: self.answer_kib.or(default.answer_kib),
             on_exceed: self.on_exceed.or(default.on_exceed),
             priority: self.priority.or(default.priority),
         }

@@ -25,8 +25,8 @@ use crate::gateway::reply::{self, DownstreamResponse};
 use crate::gateway::rewritten_answer::rewritten;
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::{
-    ClientConnection, Gateway, audited_request, blocking_calls, defragment, fatal_requests, forward, health,
-    pass_through, streams, usage_limits, vulnerable_members,
+    ClientConnection, Gateway, answer_limit, audited_request, blocking_calls, defragment, fatal_requests,
+    forward, health, pass_through, streams, usage_limits, vulnerable_members,
 };
 use crate::refusal::Refusal;
 use crate::rpc::call::is_grpc;
@@ -115,6 +115,9 @@ async fn handled(
     fatal_requests::refuse(call, &request)?;
     if let Some(probe) = vulnerable_members::probe(call, &request) {
         probe.await?;
+    }
+    if let Some(measured) = answer_limit::measure(call, &request) {
+        measured.await?;
     }
     match call.method.handler {
         Handler::Observe => streams::observe(call, &request),

@@ -25,7 +25,7 @@ use crate::rpc::range_cap::{self, CappedRange, Continuation};
 use crate::rpc::scan::WireFields;
 use crate::rpc::schema::MessageId;
 use crate::upstream::answer::MemberReply;
-use crate::usage::caller_usage::{CallLength, CallUsage, CallerUsage, RangeCap, WatchUsage};
+use crate::usage::caller_usage::{AnswerCap, CallLength, CallUsage, CallerUsage, RangeCap, WatchUsage};
 use crate::usage::exceeded::Exceeded;
 use crate::usage::limiter::CallUrgency;
 use crate::usage::shedding::CallEffect;
@@ -170,6 +170,15 @@ fn shed(call: &Call<'_>, usage: Option<&CallerUsage>, effect: Effect) -> Result<
     }
     register.counters().count_refused(exceeded);
     Err(refused(call, exceeded, Refusal::TOO_MANY_REQUESTS))
+}
+
+/// Counts a call for an answer of too many bytes, and refuses the call if the limit is enforced.
+///
+/// # Errors
+/// The limit is enforced.
+pub fn exceed_answer_cap(call: &Call<'_>, cap: AnswerCap) -> Result<(), Refusal> {
+    let exceeded = call.record.usage().map_or(Ok(()), |usage| usage.exceed_answer_cap(cap));
+    exceeded.map_err(|exceeded| refused(call, exceeded, Refusal::answer_too_large(cap.bytes)))
 }
 
 /// Counts a Range of too many keys, and refuses its call if the limit is enforced.

@@ -5,6 +5,7 @@
 //! value before and the value now; each key that a reload changes either has an example in the tests here, or
 //! a reason why it weakens nothing.
 
+use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime};
 
 use crate::audit::record::Timestamp;
@@ -135,14 +136,18 @@ fn of_document(before: &PolicyDocument, now: &PolicyDocument, told: &mut Vec<Str
 
 /// A limit that was removed. One that is higher is a change like any other.
 fn of_limits(table: &str, before: &UsageLimits, now: &UsageLimits, told: &mut Vec<String>) {
+    let bytes = |kib: NonZeroU32| u64::from(kib.get()) * 1024;
+    let calls = before.calls.map(|rate| rate.per_second.get().into());
+    let keys = before.keys_per_range.map(|keys| keys.get().into());
     let removed = [
-        ("calls", before.calls.map(|rate| rate.per_second.get()), now.calls.is_none()),
-        ("calls_in_flight", before.calls_in_flight, now.calls_in_flight.is_none()),
-        ("watches", before.watches, now.watches.is_none()),
-        ("leases", before.leases, now.leases.is_none()),
-        ("request_kib", before.request_kib.map(Into::into), now.request_kib.is_none()),
-        ("reply_kib", before.reply_kib.map(Into::into), now.reply_kib.is_none()),
-        ("keys_per_range", before.keys_per_range.map(Into::into), now.keys_per_range.is_none()),
+        ("calls_per_second", calls, now.calls.is_none()),
+        ("calls_in_flight", before.calls_in_flight.map(u64::from), now.calls_in_flight.is_none()),
+        ("watches", before.watches.map(u64::from), now.watches.is_none()),
+        ("leases", before.leases.map(u64::from), now.leases.is_none()),
+        ("request_bytes_per_second", before.request_kib.map(bytes), now.request_kib.is_none()),
+        ("reply_bytes_per_second", before.reply_kib.map(bytes), now.reply_kib.is_none()),
+        ("keys_per_range", keys, now.keys_per_range.is_none()),
+        ("bytes_per_answer", before.answer_kib.map(bytes), now.answer_kib.is_none()),
     ];
     for (key, before, is_none) in removed {
         if let Some(before) = before.filter(|_| is_none) {

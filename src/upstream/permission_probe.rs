@@ -57,7 +57,7 @@ pub struct PermissionProbe {
 }
 
 /// Why a question was not answered with yes.
-enum Unproved {
+pub(super) enum Unproved {
     /// etcd said no.
     Denied(Status),
     /// etcd answered with a success too large to read.
@@ -172,12 +172,23 @@ impl PermissionProbe {
 
     /// Asks one member, and after a failure of the member, or without its answer in time, another.
     async fn ask(&self, path: &'static str, message: &[u8], wanted: MemberTarget) -> Result<Bytes, Unproved> {
+        self.ask_at_length(path, message, wanted, LARGEST_ANSWER).await
+    }
+
+    /// As `ask`, for an answer of up to `largest` bytes.
+    pub(super) async fn ask_at_length(
+        &self,
+        path: &'static str,
+        message: &[u8],
+        wanted: MemberTarget,
+        largest: usize,
+    ) -> Result<Bytes, Unproved> {
         let mut tried: Vec<MemberId> = Vec::new();
         let mut last = Refusal::NO_LEADER;
         while tried.len() < ROUNDS {
             let Some(member) = self.choose(wanted, &tried) else { break };
             tried.push(member.id);
-            let asking = ask_at_length(&self.upstream, &self.user, &member, path, message, LARGEST_ANSWER);
+            let asking = ask_at_length(&self.upstream, &self.user, &member, path, message, largest);
             let answer = match self.choose(wanted, &tried) {
                 Some(_another) if tried.len() < ROUNDS => {
                     timeout(ANSWER, asking).await.unwrap_or(Err(ReadError::Lost))

@@ -24,6 +24,7 @@ pub struct CallerUsage {
     pub(super) scopes: Box<[Arc<Limiter>]>,
     pub(super) counters: Arc<RefusalCounters>,
     pub(super) range_cap: Option<RangeCap>,
+    pub(super) answer_cap: Option<AnswerCap>,
     pub(super) priority: Priority,
 }
 
@@ -34,6 +35,15 @@ pub struct RangeCap {
     pub keys: NonZeroU32,
     /// The consequence for a Range of more keys.
     pub on_exceed: OnExceed,
+    /// The scope of the limit.
+    pub scope: LimitScope,
+}
+
+/// The most bytes of an answer with keys, by the strictest scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnswerCap {
+    /// The most bytes.
+    pub bytes: u64,
     /// The scope of the limit.
     pub scope: LimitScope,
 }
@@ -119,6 +129,20 @@ impl CallerUsage {
     /// The limit is enforced.
     pub fn exceed_range_cap(&self, cap: RangeCap) -> Result<(), Exceeded> {
         self.consequence(Err(Exceeded { scope: cap.scope, limit: LimitKind::KeysPerRange }))
+    }
+
+    /// The most bytes of an answer with keys.
+    #[must_use]
+    pub fn answer_cap(&self) -> Option<AnswerCap> {
+        self.answer_cap
+    }
+
+    /// Counts a request for an answer of too many bytes.
+    ///
+    /// # Errors
+    /// The limit is enforced.
+    pub fn exceed_answer_cap(&self, cap: AnswerCap) -> Result<(), Exceeded> {
+        self.consequence(Err(Exceeded { scope: cap.scope, limit: LimitKind::BytesPerAnswer }))
     }
 
     /// Counts a Range of too many keys that is not refused.

@@ -41,6 +41,8 @@ pub enum LimitKind {
     ReplyBytes,
     /// Keys of one Range.
     KeysPerRange,
+    /// Bytes of one answer with keys.
+    BytesPerAnswer,
     /// The size of the database (shedding).
     DbSize,
     /// The latency of the members (shedding).
@@ -72,7 +74,7 @@ impl LimitScope {
 }
 
 impl LimitKind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Calls,
         Self::CallsInFlight,
         Self::Watches,
@@ -80,6 +82,7 @@ impl LimitKind {
         Self::RequestBytes,
         Self::ReplyBytes,
         Self::KeysPerRange,
+        Self::BytesPerAnswer,
         Self::DbSize,
         Self::Latency,
     ];
@@ -95,6 +98,7 @@ impl LimitKind {
             Self::RequestBytes => "request_bytes_per_second",
             Self::ReplyBytes => "reply_bytes_per_second",
             Self::KeysPerRange => "keys_per_range",
+            Self::BytesPerAnswer => "bytes_per_answer",
             Self::DbSize => "db_share",
             Self::Latency => "latency_target",
         }

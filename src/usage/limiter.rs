@@ -208,6 +208,7 @@ impl Limiter {
             (LimitKind::RequestBytes, None, kib(limits.request_kib)),
             (LimitKind::ReplyBytes, None, kib(limits.reply_kib)),
             (LimitKind::KeysPerRange, None, limits.keys_per_range.map(|keys| keys.get().into())),
+            (LimitKind::BytesPerAnswer, None, kib(limits.answer_kib)),
         ];
         all.into_iter().filter_map(|(kind, used, allowed)| Some((kind, used, allowed?))).collect()
     }

@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::caller_usage::{CallerUsage, RangeCap};
+use super::caller_usage::{AnswerCap, CallerUsage, RangeCap};
 use super::exceeded::{LimitScope, RefusalCounters};
 use super::limiter::Limiter;
 use super::shedding::Shedding;
@@ -188,9 +188,14 @@ impl UsageRegister {
             let on_exceed = limits.on_exceed.unwrap_or(OnExceed::Refuse);
             Some(RangeCap { keys, on_exceed, scope: key.scope() })
         });
+        let answer_cap = scopes.iter().filter_map(|(key, limits)| {
+            let bytes = u64::from(limits.answer_kib?.get()) * 1024;
+            Some(AnswerCap { bytes, scope: key.scope() })
+        });
         Some(Rc::new(CallerUsage {
             mode: settings.limits_mode,
             range_cap: range_cap.min_by_key(|cap| (cap.keys, std::cmp::Reverse(cap.on_exceed))),
+            answer_cap: answer_cap.min_by_key(|cap| cap.bytes),
             priority: scopes.iter().filter_map(|(_, limits)| limits.priority).min().unwrap_or_default(),
             counters: Arc::clone(&self.counters),
             scopes: scopes.into_iter().map(|(key, limits)| self.limiter(key, limits)).collect(),

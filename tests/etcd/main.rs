@@ -8,6 +8,8 @@ mod acting;
 mod advisories;
 mod all_slow;
 #[cfg(test)]
+mod answer_limit;
+#[cfg(test)]
 mod apisix;
 #[cfg(test)]
 mod attacks;

@@ -13,6 +13,8 @@ mod advertised;
 #[cfg(test)]
 mod ages;
 #[cfg(test)]
+mod answer_limit;
+#[cfg(test)]
 mod authority;
 #[cfg(test)]
 mod client;

@@ -57,6 +57,7 @@ impl Resolver<'_> {
             request_kib: self.kib(&format!("{path}.request_bytes_per_second"), row.request_bytes_per_second),
             reply_kib: self.kib(&format!("{path}.reply_bytes_per_second"), row.reply_bytes_per_second),
             keys_per_range,
+            answer_kib: self.kib(&format!("{path}.bytes_per_answer"), row.bytes_per_answer),
             on_exceed: row.on_exceed.map(|on_exceed| match on_exceed {
                 TomlOnExceed::Refuse => OnExceed::Refuse,
                 TomlOnExceed::Page => OnExceed::Page,
@@ -77,7 +78,7 @@ impl Resolver<'_> {
         value
     }
 
-    /// Resolves a rate of bytes, in KiB.
+    /// Resolves a number of bytes, in KiB.
     fn kib(&mut self, path: &str, text: Option<String>) -> Option<NonZeroU32> {
         let bytes = self.checked(path, values::size(&text?))?;
         if !(KIB..=MOST_BYTES).contains(&bytes) {
