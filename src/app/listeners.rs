@@ -11,18 +11,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, timeout};
 
 use super::{ServeError, activated_sockets};
 use crate::config::{Address, Config, Listener};
-use crate::downstream::acceptor::{BoundListener, OpenListener, ShardIntake, accept, socket_name};
+use crate::downstream::acceptor::{
+    Acceptor, AcceptorEnd, BoundListener, OpenListener, ShardIntake, socket_name,
+};
 use crate::downstream::connection_table::ConnectionTable;
 use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls};
 use crate::io::listening_sockets::ListeningSockets;
 use crate::published::Published;
 use crate::reload::{PreparedPart, ReloadPart, RunningListenerTls};
-use crate::tasks::{TaskHandle, Tasks};
+use crate::tasks::Tasks;
 use crate::telemetry::metrics::Metrics;
 
 /// The open listeners. Dropping the value stops accepting.
@@ -39,6 +41,9 @@ pub(super) struct Listeners {
     tasks: Tasks,
 }
 
+/// Time for the clients in the queues of closing sockets to reach a shard: a stuck shard takes nobody.
+const QUEUED: Duration = Duration::from_secs(1);
+
 /// Drains the connections of a listener, with a time limit.
 type ListenerDrainSender = watch::Sender<Option<Instant>>;
 
@@ -47,7 +52,8 @@ struct OpenSocket {
     address: Address,
     now: Arc<Published<OpenListener>>,
     leave: ListenerDrainSender,
-    acceptor: TaskHandle,
+    /// Ends the acceptor, once.
+    end: Option<oneshot::Sender<AcceptorEnd>>,
 }
 
 /// The socket changes of a reload.
@@ -104,13 +110,25 @@ impl Listeners {
     /// Stops accepting. With `are_handed_over` another process accepts at the sockets, and their files stay.
     pub(super) async fn close(&self, are_handed_over: bool) {
         self.intakes.borrow_mut().clear();
-        self.tasks.abort_all();
-        self.tasks.joined().await;
-        for open in self.open.borrow().iter() {
-            self.sockets.closed(&socket_name(&open.address));
+        for open in self.open.borrow_mut().iter_mut() {
             if !are_handed_over {
                 remove_file(&open.address);
             }
+            self.end(open, if are_handed_over { AcceptorEnd::HandedOver } else { AcceptorEnd::Closes });
+        }
+        if timeout(QUEUED, self.tasks.joined()).await.is_err() {
+            self.tasks.abort_all();
+            self.tasks.joined().await;
+        }
+    }
+
+    /// Ends the acceptor of a socket.
+    fn end(&self, open: &mut OpenSocket, end: AcceptorEnd) {
+        // The acceptor's is the last descriptor then.
+        self.sockets.closed(&socket_name(&open.address));
+        if let Some(acceptor) = open.end.take() {
+            // It has ended by itself where every shard is gone.
+            let _unless_gone = acceptor.send(end);
         }
     }
 
@@ -141,16 +159,16 @@ impl Listeners {
             tracing::warn!(%error, %address, "the listening socket of this address cannot be handed over");
         }
         let now = Arc::new(Published::new(opened));
-        let accept = accept(
-            bound,
-            Arc::clone(&now),
-            self.intakes.borrow().clone(),
-            Arc::clone(&self.table),
-            Arc::clone(&self.config),
-            Arc::clone(&self.metrics),
-        );
-        let acceptor = self.tasks.spawn("acceptor", accept);
-        self.open.borrow_mut().push(OpenSocket { address, now, leave, acceptor });
+        let acceptor = Acceptor {
+            listener: Arc::clone(&now),
+            intakes: self.intakes.borrow().clone(),
+            table: Arc::clone(&self.table),
+            config: Arc::clone(&self.config),
+            metrics: Arc::clone(&self.metrics),
+        };
+        let (end, ended) = oneshot::channel();
+        self.tasks.spawn("acceptor", acceptor.run(bound, ended)).detach();
+        self.open.borrow_mut().push(OpenSocket { address, now, leave, end: Some(end) });
     }
 
     /// Computes the changes for a new configuration. Binds new sockets, and changes no open socket.
@@ -208,13 +226,12 @@ impl Listeners {
                     std::mem::replace(&mut open.leave, leave).send_replace(until);
                 }
             }
-            all.retain(|open| {
+            all.retain_mut(|open| {
                 let stays = !changes.closed.contains(&open.address);
                 if !stays {
-                    // The acceptor ends first, so a leaving client cannot reconnect by the same socket.
-                    open.acceptor.end();
-                    self.sockets.closed(&socket_name(&open.address));
+                    // A client that leaves and connects again meanwhile leaves again.
                     remove_file(&open.address);
+                    self.end(open, AcceptorEnd::Closes);
                     open.leave.send_replace(until);
                 }
                 stays
@@ -374,6 +391,50 @@ mod tests {
             }
             assert_eq!(changed, [true, false, true, true, true, true, true, false]);
             listeners.close(false).await;
+        });
+    }
+
+    /// A client in the kernel's queue is connected: with the socket it would be reset.
+    #[test]
+    fn clients_that_wait_for_a_closing_listener_reach_a_shard() {
+        let runtime =
+            Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).unwrap();
+        runtime.block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            let text = format!(
+                "[[listener]]\nname = 'tcp'\naddress = '127.0.0.1:0'\n[[listener]]\nname = 'unix'\n\
+                 address = 'unix:{0}/a.sock'\n[cluster]\nendpoints = ['http://127.0.0.1:2']\n",
+                folder.path().display()
+            );
+            let path = folder.path().join("keyward.toml");
+            std::fs::write(&path, text).unwrap();
+            let config = config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0;
+            let config = Arc::new(Published::new(config));
+            let metrics = Arc::new(Metrics::new(Vec::new()));
+            let (intake, mut clients) = ShardIntake::new();
+            let table = ConnectionTable::new(Arc::clone(&config), metrics.connection_figures.clone());
+            let sockets = Arc::<ListeningSockets>::default();
+            let opened =
+                Listeners::open(&config, &[None, None], vec![intake], table, metrics, Arc::clone(&sockets));
+            let listeners = opened.unwrap_or_else(|error| panic!("{error}"));
+            let (_, copies) = sockets.copies().expect("copies");
+            let tcp = std::net::TcpListener::from(copies.into_iter().next().expect("a socket"));
+            let address = tcp.local_addr().expect("an address");
+            drop(tcp);
+            // No acceptor runs before the first await.
+            let over_tcp: Vec<_> = (0..5).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+            let path = folder.path().join("a.sock");
+            let over_unix: Vec<_> =
+                (0..5).map(|_| std::os::unix::net::UnixStream::connect(&path).unwrap()).collect();
+            listeners.close(false).await;
+            let mut names = Vec::new();
+            while let Some(client) = clients.recv().await {
+                names.push(client.listener.config.name.to_string());
+            }
+            names.sort();
+            assert_eq!(names, [["tcp"; 5], ["unix"; 5]].concat());
+            assert!(std::net::TcpStream::connect(address).is_err(), "closed");
+            drop((over_tcp, over_unix));
         });
     }
 }

@@ -5,7 +5,8 @@
 //! (`docs/decisions.md#d34`): one acceptor hands each socket to the shard with the fewest connections. A
 //! socket without a place in the connection table is closed at once. An error of `accept` never ends the
 //! listener, and has a line in the log every ten seconds at most. The last open files of the process's limit
-//! are never given to clients.
+//! are never given to clients. A socket that closes resets no client in the kernel's queue: such a client is
+//! connected, and may have sent a request.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,9 +18,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep};
 
 use crate::config::{Address, ClientPings, Config, Listener};
 use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, ConnectionTable};
@@ -213,17 +214,63 @@ impl BoundListener {
         match self {
             Self::Tcp(listener) => {
                 let (stream, remote) = listener.accept().await?;
-                stream.set_nodelay(true)?;
-                set_timers(SockRef::from(&stream), pings)?;
-                Ok((ClientSocket::Tcp(stream.into_std()?), SocketPeer::Tcp(remote)))
+                of_tcp(stream, remote, pings)
+            }
+            Self::Unix(listener) => of_unix(listener.accept().await?.0),
+        }
+    }
+
+    /// Takes the clients in the kernel's queue, and closes the socket behind the last one. At most as many as
+    /// the queue has places: more would be clients that came meanwhile.
+    fn into_waiting(
+        self,
+        pings: Option<ClientPings>,
+    ) -> io::Result<impl Iterator<Item = (ClientSocket, SocketPeer)>> {
+        // tokio may not have been told of the last ones.
+        let listener = match self {
+            Self::Tcp(listener) => BlockingListener::Tcp(listener.into_std()?),
+            Self::Unix(listener) => BlockingListener::Unix(listener.into_std()?),
+        };
+        Ok(std::iter::from_fn(move || listener.accept(pings).ok()).take(BACKLOG as usize))
+    }
+}
+
+/// A listener without tokio, whose `accept` still does not wait.
+enum BlockingListener {
+    Tcp(std::net::TcpListener),
+    Unix(std::os::unix::net::UnixListener),
+}
+
+impl BlockingListener {
+    fn accept(&self, pings: Option<ClientPings>) -> io::Result<(ClientSocket, SocketPeer)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, remote) = listener.accept()?;
+                stream.set_nonblocking(true)?;
+                of_tcp(TcpStream::from_std(stream)?, remote, pings)
             }
             Self::Unix(listener) => {
-                let (stream, _) = listener.accept().await?;
-                let user = stream.peer_cred()?.uid();
-                Ok((ClientSocket::Unix(stream.into_std()?), SocketPeer::UnixUser(user)))
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(true)?;
+                of_unix(UnixStream::from_std(stream)?)
             }
         }
     }
+}
+
+fn of_tcp(
+    stream: TcpStream,
+    remote: SocketAddr,
+    pings: Option<ClientPings>,
+) -> io::Result<(ClientSocket, SocketPeer)> {
+    stream.set_nodelay(true)?;
+    set_timers(SockRef::from(&stream), pings)?;
+    Ok((ClientSocket::Tcp(stream.into_std()?), SocketPeer::Tcp(remote)))
+}
+
+fn of_unix(stream: UnixStream) -> io::Result<(ClientSocket, SocketPeer)> {
+    let user = stream.peer_cred()?.uid();
+    Ok((ClientSocket::Unix(stream.into_std()?), SocketPeer::UnixUser(user)))
 }
 
 impl AsFd for BoundListener {
@@ -263,61 +310,114 @@ pub fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Accepts on one socket until every shard is gone. Each connection gets the listener's current state, and is
-/// closed if `table` has no place.
-pub async fn accept(
-    listening: BoundListener,
-    listener: Arc<Published<OpenListener>>,
-    intakes: Vec<ShardIntake>,
-    table: Arc<ConnectionTable>,
-    config: Arc<Published<Config>>,
-    metrics: Arc<Metrics>,
-) {
-    let (shortages, errors) = (LogThrottle::default(), LogThrottle::default());
-    loop {
-        // The remaining files are for members and the admin address; clients wait in the kernel's queue.
-        if table.lacks_descriptors() {
-            if let Some(times) = shortages.count() {
-                tracing::warn!(
-                    times,
-                    "the limit on open files is near: clients are not accepted for a moment"
-                );
-            }
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
-        }
-        let pings = config.load().limits.client_connections.pings;
-        let (socket, from) = match listening.accept(pings).await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                if let Some(times) = errors.count() {
-                    tracing::warn!(%error, times, "a connection could not be accepted");
+/// The way in which an acceptor ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AcceptorEnd {
+    /// The socket closes, behind the clients in the kernel's queue.
+    Closes,
+    /// Another process accepts from the same queue.
+    HandedOver,
+}
+
+/// Accepts the clients of one socket for the shards.
+pub struct Acceptor {
+    /// The listener of each connection that comes.
+    pub listener: Arc<Published<OpenListener>>,
+    /// The shards.
+    pub intakes: Vec<ShardIntake>,
+    /// Has a place for each connection, or closes it.
+    pub table: Arc<ConnectionTable>,
+    /// For the timers of connections.
+    pub config: Arc<Published<Config>>,
+    /// Counts connections.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Acceptor {
+    /// Accepts until `end`, or until every shard is gone.
+    pub async fn run(self, listening: BoundListener, mut end: oneshot::Receiver<AcceptorEnd>) {
+        let (shortages, errors) = (LogThrottle::default(), LogThrottle::default());
+        let pings = || self.config.load().limits.client_connections.pings;
+        let end = loop {
+            // The remaining files are for members and the admin address; clients wait in the kernel's queue.
+            if self.table.lacks_descriptors() {
+                if let Some(times) = shortages.count() {
+                    tracing::warn!(
+                        times,
+                        "the limit on open files is near: clients are not accepted for a moment"
+                    );
                 }
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
+                tokio::select! {
+                    biased;
+                    end = &mut end => break end,
+                    () = sleep(ACCEPT_PAUSE) => continue,
+                }
+            }
+            let accepted = tokio::select! {
+                biased;
+                end = &mut end => break end,
+                accepted = listening.accept(pings()) => accepted,
+            };
+            match accepted {
+                Ok((socket, from)) => {
+                    if self.hand_on(socket, from).await == HandedOn::NoShards {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    if let Some(times) = errors.count() {
+                        tracing::warn!(%error, times, "a connection could not be accepted");
+                    }
+                    sleep(ACCEPT_PAUSE).await;
+                }
             }
         };
-        let listener = listener.load_full();
-        let Ok(place) = table.admit(from.address(&listener.config)) else { continue };
+        if end != Ok(AcceptorEnd::Closes) {
+            return;
+        }
+        match listening.into_waiting(pings()) {
+            Ok(waiting) => {
+                for (socket, from) in waiting {
+                    self.hand_on(socket, from).await;
+                }
+            }
+            Err(error) => tracing::warn!(%error, "clients that waited for a listener are not served"),
+        }
+    }
+
+    /// Hands a connection to a shard. Not to be cancelled: the connection would be reset.
+    async fn hand_on(&self, socket: ClientSocket, from: SocketPeer) -> HandedOn {
+        let listener = self.listener.load_full();
+        let Ok(place) = self.table.admit(from.address(&listener.config)) else { return HandedOn::Done };
         // A shard with a full intake is stuck: prefer the other shards.
         let idlest = |takers: &dyn Fn(&ShardIntake) -> bool| {
-            let alive = intakes.iter().filter(|intake| !intake.sender.is_closed() && takers(intake));
+            let alive = self.intakes.iter().filter(|intake| !intake.sender.is_closed() && takers(intake));
             alive.min_by_key(|intake| intake.connections.load(Ordering::Relaxed))
         };
         let Some(intake) = idlest(&|intake| intake.sender.capacity() > 0).or_else(|| idlest(&|_| true))
         else {
-            return;
+            return HandedOn::NoShards;
         };
         intake.connections.fetch_add(1, Ordering::Relaxed);
-        metrics.connections.inc();
-        let slot =
-            ShardConnectionCount { shard: Arc::clone(&intake.connections), metrics: Arc::clone(&metrics) };
+        self.metrics.connections.inc();
+        let (shard, metrics) = (Arc::clone(&intake.connections), Arc::clone(&self.metrics));
+        let slot = ShardConnectionCount { shard, metrics };
         let remote = from.remote();
         let accepted = AcceptedConnection { listener, socket, remote, shard_count: slot, place };
         if intake.sender.send(accepted).await.is_err() {
             tracing::error!("a shard is gone; its connections go to the others");
         }
+        HandedOn::Done
     }
+}
+
+/// What became of an accepted connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HandedOn {
+    /// A shard has it, or there was no place for it.
+    Done,
+    /// Every shard is gone.
+    NoShards,
 }
 
 #[cfg(test)]

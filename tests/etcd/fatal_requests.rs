@@ -278,7 +278,8 @@ async fn each_request_ends_a_member_that_is_asked_directly() {
     }
 }
 
-/// Members that are short of memory, and a read of everything: one ends, and the client's own repetitions end no other.
+/// Members that are short of memory, and a read of everything: one ends, and the client's own repetitions end no other. Behind a limit
+/// on the bytes of an answer none ends.
 #[tokio::test]
 async fn a_read_that_ends_a_member_for_want_of_memory_ends_one() {
     const MIB: usize = 1 << 20;
@@ -313,12 +314,29 @@ async fn a_read_that_ends_a_member_for_want_of_memory_ends_one() {
         ..RangeRequest::default()
     };
     let list = Call::unary(RANGE, &list.encode_to_vec());
+    let ended = || (0..cluster.len()).filter(|member| cluster.has_ended(*member)).count();
+    // With a limit on the bytes of an answer no member ends.
+    let site = Site::new();
+    let limit = "[policy.peer_limits]\nbytes_per_answer = '16MiB'\n";
+    let config = site.in_front_of(&cluster) + limit;
+    let limiting = Keyward::start(site, &config).await;
+    for member in 0..cluster.len() {
+        limiting.uses(cluster.member_id(member).await, LIMIT).await;
+    }
+    let limited = Endpoint::plain(limiting.site().listen);
+    let too_large = Refusal::answer_too_large(16 << 20);
+    for _ in 0..9 {
+        let answer = limited.call(&list).await;
+        let told = (answer.code(), answer.message());
+        assert_eq!(told, (Some(Code::ResourceExhausted as u32), too_large.message().to_owned()));
+    }
+    lifetime(LIVES_ON).await;
+    assert_eq!(ended(), 0);
     let refusal = (Some(Code::ResourceExhausted as u32), Refusal::SUSPECT_READ.message().to_owned());
     for _ in 0..3 {
         let answer = through.call(&list).await;
         assert_eq!((answer.code(), answer.message()), refusal);
     }
-    let ended = || (0..cluster.len()).filter(|member| cluster.has_ended(*member)).count();
     wait::until(LIMIT, "the member has ended", async || (ended() > 0).then_some(())).await;
     lifetime(LIVES_ON).await;
     assert_eq!(ended(), 1);

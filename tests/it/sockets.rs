@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyward::config::{Address, Config};
-use keyward::downstream::acceptor::{BoundListener, ShardIntake, accept};
+use keyward::downstream::acceptor::{Acceptor, AcceptorEnd, BoundListener, ShardIntake};
 use keyward::downstream::connection_table::ConnectionTable;
 use keyward::members::membership::AuthSetting;
 use keyward::published::Published;
@@ -15,6 +15,7 @@ use keyward::tasks::{TaskHandle, Tasks};
 use keyward::telemetry::connection_metrics::ConnectionLimit;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 
 use crate::client::Client;
 use crate::member::Member;
@@ -24,7 +25,8 @@ use crate::words::{RANGE, range, ranged, ranged_value};
 /// Keyward behind a real listener.
 struct Listener {
     address: SocketAddr,
-    accepting: TaskHandle,
+    end: oneshot::Sender<AcceptorEnd>,
+    _accepting: TaskHandle,
     serving: TaskHandle,
     tasks: Tasks,
 }
@@ -40,11 +42,13 @@ fn listen(keyward: &mut Keyward, connections: usize) -> Listener {
     let config = Arc::new(Published::new(config));
     let table = ConnectionTable::new(Arc::clone(&config), keyward.metrics.connection_figures.clone());
     let metrics = Arc::clone(&keyward.metrics);
-    let accepting = accept(listening, keyward.opened(), vec![intake], table, config, metrics);
+    let acceptor = Acceptor { listener: keyward.opened(), intakes: vec![intake], table, config, metrics };
+    let (end, ended) = oneshot::channel();
     let serving = keyward.serving.take().expect("not taken before");
     Listener {
         address,
-        accepting: tasks.spawn("acceptor", accepting),
+        end,
+        _accepting: tasks.spawn("acceptor", acceptor.run(listening, ended)),
         serving: tasks.spawn("serving", serving.run(sockets)),
         tasks,
     }
@@ -190,7 +194,7 @@ fn a_drain_refuses_new_connections_finishes_open_calls_and_ends() {
         let open = client.begin(RANGE, range("k")).await.expect("sent");
         let call = member.called(RANGE).await;
         // As the binary does: no more accepting, then the drain.
-        drop(listener.accepting);
+        listener.end.send(AcceptorEnd::Closes).expect("it accepts");
         while TcpStream::connect(listener.address).await.is_ok() {
             tokio::task::yield_now().await;
         }
