@@ -32,8 +32,9 @@ RINGS = ("touches", "transcoded", "etcd")
 CHECKED = ROOT / "tests/checked-dependencies"
 # In memory: each the file or the folder of its name.
 MEMORY_RINGS = ("tidy", "docs", "cli", "props", "it", "sim")
-# What a ring's program is told. The tests of `it` mostly wait; what the simulation prints, what happened and how often, is a result too.
-ARGUMENTS = {"it": ("--test-threads", "6"), "sim": ("--nocapture",)}
+# What a ring's program is told. The tests of `it`, and the slowest unit tests, mostly wait; what the simulation prints, what happened and how
+# often, is a result too.
+ARGUMENTS = {"units": ("--test-threads", "6"), "it": ("--test-threads", "6"), "sim": ("--nocapture",)}
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def build(run):
 
 
 def units(run):
-    return run.test("--lib", limit=20)
+    return run.test("--lib", program_arguments=ARGUMENTS["units"], limit=20)
 
 
 def memory_ring(name):
