@@ -136,6 +136,11 @@ class Words(unittest.TestCase):
             self.assertEqual((done.returncode, "a file failed 3 times" in done.stderr), (7, True))
 
 
+class Mutants(unittest.TestCase):
+    def test_each_deliberate_bug_has_its_line_in_the_source(self):
+        subprocess.run([TESTS / "mutants", "--check"], check=True)
+
+
 class Steps(unittest.TestCase):
     def test_steps_have_names_of_one_word_and_need_steps_before_them(self):
         names = [step.name for step in steps.STEPS]
