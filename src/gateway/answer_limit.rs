@@ -82,12 +82,12 @@ async fn measured(
     let mut sizes = parts.distinct();
     let distinct: Vec<AnswerPart> = sizes.keys().cloned().collect();
     for part in distinct {
-        let Some(size) = answer_size::measure(&probe, &part, cap.bytes, largest_value).await? else {
-            return Ok(());
-        };
+        // What etcd refuses, etcd answers.
+        let Some(size) = answer_size::measure(&probe, &part, cap.bytes, largest_value).await? else { break };
         sizes.insert(part, size);
         if parts.largest(&|part| sizes.get(part).copied().unwrap_or_default()) > cap.bytes {
-            return usage_limits::exceed_answer_cap(call, cap);
+            usage_limits::exceed_answer_cap(call, cap)?;
+            break;
         }
     }
     // The questions took time, and the caller may be revoked meanwhile.
