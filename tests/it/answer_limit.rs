@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use bytes::Bytes;
+use keyward::downstream::session::{RevocationChange, Revocations};
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::request_op::Request;
 use keyward::pb::etcdserverpb::{
@@ -15,8 +16,9 @@ use prost::Message as _;
 
 use crate::client::{Client, Outcome};
 use crate::member::Member;
+use crate::revocations::decide;
 use crate::rig::{Keyward, paused};
-use crate::words::{PUT, RANGE, TXN, header, put, txn_done, was_put};
+use crate::words::{INVALID_TOKEN, PUT, RANGE, TXN, header, put, txn_done, was_put};
 
 const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
 const MIB: usize = 1024 * 1024;
@@ -31,7 +33,12 @@ enum Asked {
     Other(&'static str),
 }
 
-/// Keyward before a member with keys of these sizes; the limit is 4 MiB.
+/// A configuration of these lines, and a limit of 4 MiB.
+fn limited(lines: &str) -> String {
+    format!("[policy.peer_limits]\nbytes_per_answer = '4MiB'\n{lines}\n")
+}
+
+/// Keyward before a member with keys of these sizes.
 struct Measured {
     alice: Client,
     keyward: Keyward,
@@ -42,8 +49,7 @@ struct Measured {
 impl Measured {
     async fn new(lines: &str, sizes: &[usize]) -> Self {
         let member = Rc::new(Member::new(1, &Tasks::default()));
-        let lines = format!("[policy.peer_limits]\nbytes_per_answer = '4MiB'\n{lines}\n");
-        let keyward = Keyward::configured(&[&member], AuthSetting::On, &lines);
+        let keyward = Keyward::configured(&[&member], AuthSetting::On, &limited(lines));
         let asked = Rc::default();
         let serving = answer_all(Rc::clone(&member), sizes.to_vec(), Rc::clone(&asked));
         let answers = keyward.tasks.spawn("answers of the test", serving);
@@ -235,5 +241,38 @@ fn in_shadow_too_large_answers_are_counted_and_served() {
         let text = measured.keyward.metrics.text().expect("text");
         let line = "keyward_limit_shadow_refused_total{scope=\"peer\",limit=\"bytes_per_answer\"} 1";
         assert!(text.contains(line), "{text}");
+    });
+}
+
+/// The pages take time, however their measure ends: within the limit, past one that is only counted, at etcd's refusal.
+#[test]
+fn a_call_of_who_was_revoked_while_its_answer_was_measured_is_not_sent() {
+    paused(async {
+        let shadow = format!("{SMALL}\n[policy]\nlimits_mode = 'shadow'");
+        for (lines, keys, refuses) in [(SMALL, 300, false), (&shadow, 1000, false), (SMALL, 300, true)] {
+            let member = Rc::new(Member::new(1, &Tasks::default()));
+            let keyward = Keyward::configured(&[&member], AuthSetting::On, &limited(lines));
+            let alice = keyward.logged_in("alice").await;
+            let sizes = vec![10_000; keys];
+            let mut known = Revocations::default();
+            let pages = async {
+                loop {
+                    let mut page = member.called(RANGE).await;
+                    let asked = RangeRequest::decode(page.message().await).expect("a Range");
+                    assert!(asked.limit > 0, "the request itself is not sent");
+                    known = decide(&keyward, &known, &RevocationChange::Revoke("alice".into()));
+                    if refuses {
+                        page.refuse(Code::PermissionDenied, "etcdserver: permission denied");
+                    } else {
+                        page.reply(&in_store(&asked, &sizes).encode_to_vec()).await;
+                    }
+                }
+            };
+            let outcome = tokio::select! {
+                outcome = alice.call(RANGE, all().encode_to_vec()) => outcome,
+                () = pages => unreachable!("pages are answered for as long as the call lasts"),
+            };
+            assert_eq!(outcome.end.told(), (Code::Unauthenticated, INVALID_TOKEN), "{lines}");
+        }
     });
 }
