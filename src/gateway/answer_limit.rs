@@ -82,8 +82,10 @@ async fn measured(
     let mut sizes = parts.distinct();
     let distinct: Vec<AnswerPart> = sizes.keys().cloned().collect();
     for part in distinct {
-        // What etcd refuses, etcd answers.
-        let Some(size) = answer_size::measure(&probe, &part, cap.bytes, largest_value).await? else { break };
+        // What etcd refuses, etcd answers. It may be in the branch of a Txn that is not taken.
+        let Some(size) = answer_size::measure(&probe, &part, cap.bytes, largest_value).await? else {
+            continue;
+        };
         sizes.insert(part, size);
         if parts.largest(&|part| sizes.get(part).copied().unwrap_or_default()) > cap.bytes {
             usage_limits::exceed_answer_cap(call, cap)?;
