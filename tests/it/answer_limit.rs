@@ -215,16 +215,16 @@ fn writes_that_return_what_was_there_and_each_branch_of_a_txn_are_measured() {
             TxnRequest { success, failure, ..TxnRequest::default() }.encode_to_vec()
         };
         // etcd refuses a read at a compacted revision in the branch that is taken alone.
-        let refused = RequestOp {
+        let refused = [RequestOp {
             request: Some(Request::RequestRange(RangeRequest {
                 key: "secret".into(),
                 range_end: "t".into(),
                 ..all()
             })),
-        };
+        }];
         for (message, is_within) in [
-            (txn(&[read(0)], &[refused.clone()]), false),
-            (txn(&[read(300)], &[refused]), true),
+            (txn(&[read(0)], &refused), false),
+            (txn(&[read(300)], &refused), true),
             (txn(&[read(300)], &[read(301)]), true),
             (txn(&[read(300), read(300)], &[]), false),
             (txn(&[], &[read(1), read(0)]), false),
