@@ -96,7 +96,8 @@ impl AdminState {
     }
 
     /// Reason to send no calls to this replica; `None` if calls should be sent.
-    fn unready_reason(&self) -> Option<String> {
+    #[must_use]
+    pub fn unready_reason(&self) -> Option<String> {
         if self.exit.stage() != Stage::Serving {
             return Some("draining".into());
         }

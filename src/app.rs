@@ -17,6 +17,7 @@ pub mod hash_password;
 mod kept_state;
 mod listeners;
 mod member_connections;
+mod orderly_end;
 pub mod policy_checks;
 pub mod policy_learning;
 mod protection;
@@ -29,6 +30,7 @@ mod take_over;
 mod telemetry_export;
 
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -44,15 +46,16 @@ use self::control_runtime::{ControlRuntime, EndSignals};
 use self::kept_state::start_revocations;
 use self::listeners::Listeners;
 use self::member_connections::{machine_names, member_connector};
+use self::orderly_end::{drain_and_join, shut_down};
 use self::protection::control_shedding;
 use self::published_rules::{PublishedRules, RulesAtStart};
 use self::service_reports::report_state;
 use self::shard_service::{ShardParts, ShardService};
 use self::shard_watchdog::watch_shards;
 use self::telemetry_export::ExportGuards;
-use crate::admin::drain::{Exit, Stage};
+use crate::admin::drain::Exit;
 use crate::admin::socket::AdminCommandService;
-use crate::audit::log::{AuditCloseGuard, AuditLog};
+use crate::audit::log::{AuditBegin, AuditCloseGuard, AuditLog};
 use crate::audit::recorder::AuditStartError;
 use crate::config::reload_request::{ReloadRequestReceiver, reload_requests};
 use crate::config::{self, Config, ConfigSources, ConfigWarning};
@@ -177,7 +180,8 @@ async fn run(
     let (taking_over, sockets) =
         if takes_over { take_over::begin(&config).await? } else { Default::default() };
     let connector = member_connector(&config)?;
-    let running = build(&config, connector, MemberSource::Discovery, &tasks)?;
+    let mut running = compose(&config, connector, MemberSource::Discovery, &tasks)?;
+    running.begin_audit(taking_over.is_some())?;
     let (parts, metrics) = (&running.parts, &running.parts.metrics);
     let descriptors = raise_descriptor_limit();
     descriptors.into_iter().for_each(|room| running.connections.bound_by(room));
@@ -190,9 +194,13 @@ async fn run(
     tasks.spawn("readiness", readiness).detach();
     running.admin.sockets.adopt(activated);
     running.admin.sockets.adopt(sockets);
+    let trust = peer_trust(&config, parts);
+    let mut trusted = pin!(trust.follow());
     if taking_over.is_some() {
         tokio::select! {
-            ready = take_over::wait_until_ready(running.ready.subscribe()) => ready?,
+            ready = take_over::wait_until_ready(running.ready.subscribe(), &running.admin.state) => ready?,
+            // Readiness waits for this check.
+            trusted = &mut trusted => return Err(ServeError::Mint(trusted)),
             () = signals.next() => return Err(ServeError::TakeOver("ended by a signal".into())),
         }
     }
@@ -200,9 +208,9 @@ async fn run(
     let (table, sockets) = (Arc::clone(&running.connections), Arc::clone(&running.admin.sockets));
     let listeners = Listeners::open(&parts.config, &parts.tls, intakes, table, Arc::clone(metrics), sockets)?;
     if let Some(taking_over) = taking_over {
-        take_over::finish(taking_over, &running.admin.sockets).await?;
+        let relay = take_over::finish(taking_over, &running.admin.sockets).await?;
+        running.end_guards.0 = running.audit_begin.take().map(|begin| begin.succeed(relay)).transpose()?;
     }
-    let trust = peer_trust(&config, parts);
     let trials = vec![ReloadCheck::mint(Arc::clone(&trust))];
     let state = Arc::clone(&running.admin.doctor.reload_state);
     let changing = running.reload_parts(&listeners);
@@ -221,7 +229,7 @@ async fn run(
         // After a drain command, the SIGTERM of stopping the service repeats the same request and must not
         // count as a second signal.
         () = running.exit.drain_requested() => (None, 2),
-        trusted = trust.follow() => (Some(ServeError::Mint(trusted)), 1),
+        trusted = &mut trusted => (Some(ServeError::Mint(trusted)), 1),
     };
     let mut drain = parts.config.load().drain;
     if running.exit.is_handed_over() {
@@ -278,6 +286,8 @@ pub struct Running {
     seeds: SeedList,
     rules: PublishedRules,
     kept_texts: Option<KeptFileStatus>,
+    /// Begins to write the audit log, unless begun.
+    audit_begin: Option<AuditBegin>,
     /// Write the last audit records, and send the last spans and log records, at the end.
     end_guards: (Option<AuditCloseGuard>, Option<ExportGuards>),
 }
@@ -301,8 +311,19 @@ pub fn build(
     source: MemberSource,
     tasks: &Tasks,
 ) -> Result<Running, ServeError> {
-    let metrics = new_metrics(config);
-    let sealer = new_sealer(config)?;
+    let mut running = compose(config, connector, source, tasks)?;
+    running.begin_audit(false)?;
+    Ok(running)
+}
+
+/// [`build`], with an audit log that does not write yet.
+fn compose(
+    config: &Arc<Config>,
+    connector: Connector,
+    source: MemberSource,
+    tasks: &Tasks,
+) -> Result<Running, ServeError> {
+    let (metrics, sealer) = (new_metrics(config), new_sealer(config)?);
     let reset = ClusterReset::new(Arc::clone(config), Arc::clone(&sealer), Arc::clone(&metrics));
     let discovery = Members::new(&config.cluster, connector.clone());
     let (probe, seeds) = (discovery.login(), discovery.seeds());
@@ -324,7 +345,7 @@ pub fn build(
     reset.set_state_holders(&credentials, &logins, &register);
     follow_members(members.clone(), reset, Arc::clone(&metrics), tasks);
     let names = machine_names(config, &connector);
-    let (audit, audit_guard) = start_audit(config, &names, &metrics)?.unzip();
+    let (audit, audit_begin) = prepare_audit(config, &names, &metrics)?.unzip();
     let (spans, export_guards) = telemetry_export::start(config, &names, &metrics)?.unzip();
     let ((drain, draining), (ready, readiness)) = (watch::channel(None), watch::channel(false));
     let parts = ShardParts {
@@ -369,7 +390,8 @@ pub fn build(
         seeds,
         rules,
         kept_texts,
-        end_guards: (audit_guard, export_guards),
+        audit_begin,
+        end_guards: (None, export_guards),
     })
 }
 
@@ -399,16 +421,30 @@ fn start_shedding(parts: &ShardParts, tasks: &Tasks) {
     tasks.spawn("shedding", control_shedding(config, members, Arc::clone(&parts.usage))).detach();
 }
 
-/// Starts the audit log, if configured.
-fn start_audit(
+/// Makes the audit log, if configured.
+fn prepare_audit(
     config: &Config,
     names: &NameResolver,
     metrics: &Metrics,
-) -> Result<Option<(Arc<AuditLog>, AuditCloseGuard)>, AuditStartError> {
-    config.audit.as_ref().map(|settings| AuditLog::start(settings, names, metrics.audit.clone())).transpose()
+) -> Result<Option<(Arc<AuditLog>, AuditBegin)>, AuditStartError> {
+    config
+        .audit
+        .as_ref()
+        .map(|settings| AuditLog::prepare(settings, names, metrics.audit.clone()))
+        .transpose()
 }
 
 impl Running {
+    /// Begins to write the audit log; where another process writes it until it is succeeded, only looks if
+    /// that will be possible.
+    fn begin_audit(&mut self, is_successor: bool) -> Result<(), AuditStartError> {
+        if is_successor {
+            return self.audit_begin.as_ref().map_or(Ok(()), AuditBegin::check);
+        }
+        self.end_guards.0 = self.audit_begin.take().map(AuditBegin::begin).transpose()?;
+        Ok(())
+    }
+
     /// The parts changed by a reload while running, in the order of publication.
     fn reload_parts(&self, listeners: &Rc<Listeners>) -> Vec<ReloadPart> {
         let parts = &self.parts;
@@ -440,35 +476,6 @@ impl Running {
         };
         ReloadPartName::ALL.map(part).into()
     }
-}
-
-/// Runs the orderly shutdown; `further` more signals end the process at once.
-async fn shut_down(
-    mut signals: EndSignals,
-    further: usize,
-    exit: &Exit,
-    orderly: impl Future<Output = Result<(), ServeError>>,
-) -> Result<(), ServeError> {
-    tracing::info!("draining");
-    // The service goes on in the process that took over.
-    if !exit.is_handed_over() {
-        service_manager::report_stopping().await;
-    }
-    let hurried = async {
-        for _ in 0..further {
-            signals.next().await;
-        }
-    };
-    let outcome = tokio::select! {
-        outcome = orderly => outcome,
-        () = hurried => { tracing::warn!("ended at once by a second signal"); Ok(()) }
-    };
-    exit.enter(Stage::Ended);
-    if tokio::time::timeout(LAST, exit.receivers_dropped()).await.is_err() {
-        tracing::debug!("somebody who waits for the end does not hear of it");
-    }
-    tracing::info!("ended");
-    outcome
 }
 
 /// Builds the check of the members' peer URLs.
@@ -564,31 +571,4 @@ fn follow_members(members: MembersHandle, reset: ClusterReset, metrics: Arc<Metr
         }
     };
     tasks.spawn("follow members", follow).detach();
-}
-
-async fn drain_and_join(
-    settings: config::Drain,
-    exit: &Exit,
-    listeners: &Listeners,
-    drain: &watch::Sender<Option<Instant>>,
-    shards: Vec<Shard>,
-) -> Result<(), ServeError> {
-    let until = Instant::now() + settings.wait;
-    exit.enter(Stage::Waiting { until });
-    tokio::time::sleep_until(until).await;
-    listeners.close(exit.is_handed_over()).await;
-    let until = Instant::now() + settings.timeout;
-    exit.enter(Stage::Leaving { until });
-    drain.send_replace(Some(until));
-    listeners.leave(until);
-    let joined = tokio::task::spawn_blocking(|| shards.into_iter().all(Shard::join));
-    let limit = settings.timeout + Duration::from_secs(2);
-    match tokio::time::timeout(limit, joined).await {
-        Ok(Ok(true)) => Ok(()),
-        Ok(_) => Err(ServeError::ShardDied),
-        Err(_) => {
-            tracing::warn!("the drain took too long; ended with calls open");
-            Ok(())
-        }
-    }
 }

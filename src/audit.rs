@@ -21,6 +21,7 @@ mod otlp_collector;
 mod otlp_request;
 pub mod queue;
 pub mod record;
+mod record_relay;
 pub mod recorder;
 mod refusal_share;
 pub mod retention;

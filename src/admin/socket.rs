@@ -31,7 +31,7 @@ use super::revocation_effect::RevocationEffect;
 use super::session_listing::SessionListing;
 use super::status::ReplicaStatus;
 use super::view::{View, ViewTopic, Viewer};
-use crate::audit::log::AuditLog;
+use crate::audit::log::{AuditLog, AuditObstacle};
 use crate::audit::queue::RoomShare;
 use crate::audit::record::AdminAuditRecord;
 use crate::config::audit_settings::AuditEvent;
@@ -120,7 +120,9 @@ pub enum AdminCommand {
     },
     /// Send copies of the listening sockets, for a process that takes over.
     HandOver {},
-    /// Stop accepting at the sockets handed over before on the same connection, then drain and exit.
+    /// Leave the audit file, and stop accepting at the sockets handed over before on the same connection,
+    /// then drain and exit. A socket for the last audit records comes with the answer, if there is an audit
+    /// file.
     Release {},
     /// Drain and exit, as by SIGTERM, and report the progress. A repeated command on the same connection
     /// answers within half a second.
@@ -270,7 +272,7 @@ async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandS
             }
             Ok(AdminCommand::Release {}) => {
                 waits.get_or_insert_with(|| desk.state.exit.listen());
-                desk.release_sockets(uid)
+                desk.release_sockets(&mut sockets, uid).await
             }
             Ok(command) => desk.answer(command, uid).await,
             Err(error) => AdminAnswer::Failed(format!("not a command: {error}")),
@@ -305,6 +307,9 @@ impl AdminCommandService {
     /// Copies the listening sockets into `sockets`, for the answer.
     fn copy_sockets(&self, sockets: &mut Vec<OwnedFd>, uid: Option<u32>) -> AdminAnswer {
         tracing::info!(uid, "another process asks for the listening sockets");
+        if self.audit.as_ref().and_then(|audit| audit.obstacle()) == Some(AuditObstacle::File) {
+            return AdminAnswer::Failed("audit.file: the audit log cannot be written".into());
+        }
         match self.sockets.copies() {
             Ok((names, copies)) => {
                 sockets.extend(copies);
@@ -314,10 +319,20 @@ impl AdminCommandService {
         }
     }
 
-    /// Leaves the listening sockets to the process that has copies, and begins the drain.
-    fn release_sockets(&self, uid: Option<u32>) -> AdminAnswer {
+    /// Leaves the audit file and the listening sockets to the process that has copies, and begins the
+    /// drain. The answer brings the way of the last audit records, in `sockets`.
+    async fn release_sockets(&self, sockets: &mut Vec<OwnedFd>, uid: Option<u32>) -> AdminAnswer {
         tracing::info!(uid, "another process has taken over the listening sockets");
         self.record(&AdminCommand::Release {}, None, "done", uid);
+        if let Some(audit) = &self.audit {
+            match audit.leave_to_successor().await {
+                Ok(relay) => sockets.extend(relay),
+                Err(error) => {
+                    tracing::error!(%error, "the audit file is not left, and this process goes on");
+                    return AdminAnswer::Failed(format!("audit.file: {error}"));
+                }
+            }
+        }
         self.state.exit.hand_over();
         AdminAnswer::Draining(self.state.exit.progress(&self.state.metrics))
     }

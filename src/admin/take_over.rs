@@ -4,8 +4,8 @@
 //! both processes accept at the same sockets, and the serving process serves as before, so a start that fails
 //! changes nothing; the second command is sent once.
 
-use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
-use std::os::fd::AsFd as _;
+use std::io::{self, ErrorKind, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use crate::io::socket_passing;
 
 /// Time limit of an answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Bytes of the names of all sockets at most.
-const LONGEST_NAMES: usize = 64 * 1024;
+/// Bytes of an answer at most.
+const LONGEST_ANSWER: usize = 64 * 1024;
 
 /// A hand-over between its two commands.
 #[derive(Debug)]
@@ -39,8 +39,33 @@ pub fn begin(path: &Path) -> io::Result<Option<(TakeOver, Vec<NamedSocket>)>> {
     stream.set_read_timeout(Some(ANSWER))?;
     stream.set_write_timeout(Some(ANSWER))?;
     send(&mut stream, &AdminCommand::HandOver {})?;
+    match receive(&stream)? {
+        (AdminAnswer::HandingOver(names), sockets) if names.len() == sockets.len() => {
+            Ok(Some((TakeOver(stream), names.into_iter().zip(sockets).collect())))
+        }
+        (answer, _) => Err(refused(answer)),
+    }
+}
+
+impl TakeOver {
+    /// Makes the other process leave its audit file, stop accepting, and drain. Returns the socket of its
+    /// last audit records, if the process has an audit file.
+    ///
+    /// # Errors
+    /// The process refuses, or does not answer in time: both processes may go on serving.
+    pub fn finish(mut self) -> io::Result<Option<OwnedFd>> {
+        send(&mut self.0, &AdminCommand::Release {})?;
+        match receive(&self.0)? {
+            (AdminAnswer::Draining(_), mut sockets) => Ok(sockets.pop()),
+            (answer, _) => Err(refused(answer)),
+        }
+    }
+}
+
+/// Receives an answer, and the sockets that come with it.
+fn receive(stream: &UnixStream) -> io::Result<(AdminAnswer, Vec<OwnedFd>)> {
     let (mut text, mut sockets) = (Vec::new(), Vec::new());
-    while !text.ends_with(b"\n") && text.len() < LONGEST_NAMES {
+    while !text.ends_with(b"\n") && text.len() < LONGEST_ANSWER {
         let mut bytes = [0; 4096];
         let (length, more) = socket_passing::receive(stream.as_fd(), &mut bytes)?;
         if length == 0 {
@@ -49,28 +74,7 @@ pub fn begin(path: &Path) -> io::Result<Option<(TakeOver, Vec<NamedSocket>)>> {
         text.extend_from_slice(&bytes[..length]);
         sockets.extend(more);
     }
-    match serde_json::from_slice(&text)? {
-        AdminAnswer::HandingOver(names) if names.len() == sockets.len() => {
-            Ok(Some((TakeOver(stream), names.into_iter().zip(sockets).collect())))
-        }
-        answer => Err(refused(answer)),
-    }
-}
-
-impl TakeOver {
-    /// Makes the other process stop accepting, and drain.
-    ///
-    /// # Errors
-    /// The process refuses, or does not answer in time: both processes may go on serving.
-    pub fn finish(mut self) -> io::Result<()> {
-        send(&mut self.0, &AdminCommand::Release {})?;
-        let mut line = String::new();
-        BufReader::new(&self.0).read_line(&mut line)?;
-        match serde_json::from_str(&line)? {
-            AdminAnswer::Draining(_) => Ok(()),
-            answer => Err(refused(answer)),
-        }
-    }
+    Ok((serde_json::from_slice(&text)?, sockets))
 }
 
 fn send(stream: &mut UnixStream, command: &AdminCommand) -> io::Result<()> {

@@ -5,12 +5,14 @@
 //! found the members; before, every failure ends this process and changes nothing for clients.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 use super::ServeError;
+use crate::admin::AdminState;
 use crate::admin::take_over::{self, TakeOver};
 use crate::config::{AdminSocketSetting, Config, DEFAULT_ADMIN_SOCKET};
 use crate::io::listening_sockets::{ListeningSockets, NamedSocket};
@@ -42,26 +44,35 @@ pub(super) async fn begin(config: &Config) -> Result<(Option<TakeOver>, Vec<Name
     }
 }
 
-/// Waits until calls can be served.
-pub(super) async fn wait_until_ready(mut ready: watch::Receiver<bool>) -> Result<(), ServeError> {
+/// Waits until calls can be served, and says at last why they cannot.
+pub(super) async fn wait_until_ready(
+    mut ready: watch::Receiver<bool>,
+    state: &AdminState,
+) -> Result<(), ServeError> {
     match tokio::time::timeout(READY, ready.wait_for(|ready| *ready)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(_)) => Err(ServeError::TakeOver("the start was cancelled".into())),
-        Err(_) => Err(ServeError::TakeOver(format!("not ready within {} s", READY.as_secs()))),
+        Err(_) => {
+            let reason = state.unready_reason().unwrap_or_else(|| "it became ready just now".into());
+            Err(ServeError::TakeOver(format!("not ready within {} s: {reason}", READY.as_secs())))
+        }
     }
 }
 
 /// Makes the other process leave. Sockets of listeners that are no longer configured close with the other
-/// process.
-pub(super) async fn finish(take_over: TakeOver, sockets: &ListeningSockets) -> Result<(), ServeError> {
+/// process. Returns the socket of the other process's last audit records, if any.
+pub(super) async fn finish(
+    take_over: TakeOver,
+    sockets: &ListeningSockets,
+) -> Result<Option<OwnedFd>, ServeError> {
     for socket in sockets.drop_unused() {
         tracing::info!(socket, "a socket that was taken over is not configured, and closes");
     }
     service_manager::report_main_process().await;
     let finished = blocking(|| take_over.finish()).await;
-    finished.map_err(|error| ServeError::TakeOver(error.to_string()))?;
+    let relay = finished.map_err(|error| ServeError::TakeOver(error.to_string()))?;
     tracing::info!("the process that served before leaves");
-    Ok(())
+    Ok(relay)
 }
 
 /// Runs blocking calls, which have time limits of their own.

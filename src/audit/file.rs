@@ -116,6 +116,27 @@ impl AuditFile {
         Ok(ContinuedFile { file: opened, end, previous, is_moved, torn })
     }
 
+    /// Closes the file, whose lock is free from here on. Returns what it takes to open the file again.
+    pub(super) fn released(self) -> (AuditFileSettings, Arc<AuditRetention>) {
+        (self.settings, self.retention)
+    }
+
+    /// Looks if the file can be continued once the process that writes the file now has left it.
+    ///
+    /// # Errors
+    /// The file cannot be opened, or holds something else.
+    pub(super) fn check(path: &Path) -> Result<(), AuditFileError> {
+        let at = |source| AuditFileError::Io { path: path.to_owned(), source };
+        let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path);
+        let file = file.map_err(at)?;
+        let metadata = file.metadata().map_err(at)?;
+        let tail = tail(&file, metadata.len()).map_err(at)?;
+        if metadata.is_file() && last_line(&tail).1.is_none() && tail.contains(&b'\n') {
+            return Err(AuditFileError::NotAudit(path.to_owned()));
+        }
+        Ok(())
+    }
+
     /// The end of the chain, given that of the file: the last line that stands in a file of the folder, or
     /// the last line that was ever written, if its file is not here. With the name of the file of the last
     /// line, unless that is this file, and true if that file is not here.

@@ -101,8 +101,16 @@ impl LineFollower {
         }
     }
 
+    /// True once the sink is to end.
+    pub(super) fn is_closing(&self) -> bool {
+        self.written.is_closing()
+    }
+
     fn take(&mut self, end: ChainEnd) {
-        self.kept.write(&end);
+        // A place written in the same moment is an older one: lines are sent twice.
+        if !self.written.is_left() {
+            self.kept.write(&end);
+        }
         self.state.note_taken(end.seq);
         self.taken = end;
     }

@@ -3,21 +3,32 @@
 //! Owns: which events have records, and the treatment of a record without room. Must not know: how a record
 //! is written.
 
-use std::sync::Arc;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::file::AuditFile;
 use super::log_trouble::{LogTrouble, LogTroubleReport};
 use super::queue::{AuditPlace, AuditQueue, RoomShare};
-use super::record;
-use super::recorder::{self, AuditStartError};
+use super::recorder::{self, AuditStartError, Recorder};
 use super::refusal_share::RefusalShare;
 use super::retention::{AuditRetention, RetentionReport};
 use super::sink_state::{SinkReport, SinkState};
+use super::{record, record_relay};
 use crate::config::audit_settings::{AuditCollector, AuditEvent, AuditEvents, AuditSettings, OnFull};
 use crate::dial::names::NameResolver;
 use crate::otlp::collector_access::{CollectorAccess, CurrentCollectorAccess};
 use crate::telemetry::audit_metrics::AuditMetrics;
 
+/// How long a succession waits for the last records.
+const SUCCESSION: Duration = Duration::from_secs(3);
+/// The pause between two attempts to continue the file of a process that was succeeded.
+const RETRY: Duration = Duration::from_millis(500);
 /// How long the end of the process waits for the last records.
 const LAST: Duration = Duration::from_secs(2);
 
@@ -28,7 +39,8 @@ pub struct AuditLog {
     queue: Arc<AuditQueue>,
     refusals: Option<RefusalShare>,
     retention: Arc<AuditRetention>,
-    sinks: Vec<Arc<SinkState>>,
+    has_file: bool,
+    sinks: OnceLock<Vec<Arc<SinkState>>>,
     trouble: Arc<LogTrouble>,
     collector: Option<CurrentCollectorAccess>,
 }
@@ -80,6 +92,76 @@ pub struct AuditUnwritable;
 #[must_use = "the last records are written when it is dropped at the end of the process"]
 pub struct AuditCloseGuard(pub(super) Arc<AuditQueue>);
 
+/// A log whose records wait in memory.
+#[must_use = "until it begins nothing is written"]
+pub struct AuditBegin {
+    settings: AuditSettings,
+    log: Arc<AuditLog>,
+}
+
+impl AuditBegin {
+    /// Begins to write.
+    ///
+    /// # Errors
+    /// The file cannot be used, or a thread cannot be started.
+    pub fn begin(self) -> Result<AuditCloseGuard, AuditStartError> {
+        let recorder = self.open()?;
+        thread::Builder::new().name("audit".into()).spawn(move || recorder.run())?;
+        Ok(AuditCloseGuard(Arc::clone(&self.log.queue)))
+    }
+
+    /// Looks if the file can be continued, while the process to be succeeded writes it.
+    ///
+    /// # Errors
+    /// The file cannot be used.
+    pub fn check(&self) -> Result<(), AuditStartError> {
+        if let Some(file) = &self.settings.file {
+            AuditFile::check(&file.path)?;
+        }
+        Ok(())
+    }
+
+    /// Begins to write once the process that was succeeded has left the file. `relay` brings the last
+    /// records of that process.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn succeed(self, relay: Option<OwnedFd>) -> io::Result<AuditCloseGuard> {
+        let queue = Arc::clone(&self.log.queue);
+        thread::Builder::new().name("audit".into()).spawn(move || self.write_when_left())?;
+        relay.map(|relay| record_relay::receive(relay, Arc::clone(&queue))).transpose()?;
+        Ok(AuditCloseGuard(queue))
+    }
+
+    fn write_when_left(self) {
+        loop {
+            match self.open() {
+                Ok(recorder) => {
+                    self.log.trouble.note_written();
+                    return recorder.run();
+                }
+                Err(error) => {
+                    let error = io::Error::other(error.to_string());
+                    tracing::warn!(%error, "the audit file cannot be continued yet");
+                    self.log.trouble.note_unwritable(&error);
+                }
+            }
+            if !self.log.queue.pause(RETRY) {
+                return self.log.queue.note_closed();
+            }
+        }
+    }
+
+    fn open(&self) -> Result<Recorder, AuditStartError> {
+        let log = &self.log;
+        let collector = log.collector.clone();
+        let opened = recorder::open(&self.settings, collector, &log.queue, &log.retention, &log.trouble);
+        let (recorder, sinks) = opened?;
+        _ = log.sinks.set(sinks);
+        Ok(recorder)
+    }
+}
+
 impl Drop for AuditCloseGuard {
     fn drop(&mut self) {
         self.0.close(LAST);
@@ -87,7 +169,34 @@ impl Drop for AuditCloseGuard {
 }
 
 impl AuditLog {
-    /// Starts the writer. `names` resolves the name of a collector.
+    /// Makes the log, whose records wait until [`AuditBegin`] begins to write. `names` resolves the name of
+    /// a collector.
+    ///
+    /// # Errors
+    /// The collector's TLS settings cannot be used.
+    pub fn prepare(
+        settings: &AuditSettings,
+        names: &NameResolver,
+        metrics: AuditMetrics,
+    ) -> Result<(Arc<Self>, AuditBegin), AuditStartError> {
+        let file = settings.file.as_ref();
+        let access = |otlp: &AuditCollector| CollectorAccess::new(&otlp.collector, names);
+        let log = Arc::new(Self {
+            events: settings.events,
+            on_full: settings.on_full,
+            has_file: file.is_some(),
+            refusals: file.and_then(|file| RefusalShare::new(file, Instant::now())),
+            retention: Arc::new(AuditRetention::new(file, metrics.clone())),
+            queue: Arc::new(AuditQueue::new(settings.queue, metrics)),
+            sinks: OnceLock::new(),
+            trouble: Arc::default(),
+            collector: settings.otlp.as_ref().map(access).transpose()?.map(CollectorAccess::in_force),
+        });
+        let begin = AuditBegin { settings: settings.clone(), log: Arc::clone(&log) };
+        Ok((log, begin))
+    }
+
+    /// Makes the log, and begins to write.
     ///
     /// # Errors
     /// The file or the collector's TLS settings cannot be used, or a thread cannot be started.
@@ -96,18 +205,29 @@ impl AuditLog {
         names: &NameResolver,
         metrics: AuditMetrics,
     ) -> Result<(Arc<Self>, AuditCloseGuard), AuditStartError> {
-        let file = settings.file.as_ref();
-        let retention = Arc::new(AuditRetention::new(file, metrics.clone()));
-        let queue = Arc::new(AuditQueue::new(settings.queue, metrics));
-        let trouble = Arc::default();
-        let access = |otlp: &AuditCollector| CollectorAccess::new(&otlp.collector, names);
-        let collector = settings.otlp.as_ref().map(access).transpose()?.map(CollectorAccess::in_force);
-        let sinks = recorder::start(settings, collector.clone(), &queue, &retention, &trouble)?;
-        let guard = AuditCloseGuard(Arc::clone(&queue));
-        let refusals = file.and_then(|file| RefusalShare::new(file, Instant::now()));
-        let (events, on_full) = (settings.events, settings.on_full);
-        let log = Self { events, on_full, queue, refusals, retention, sinks, trouble, collector };
-        Ok((Arc::new(log), guard))
+        let (log, begin) = Self::prepare(settings, names, metrics)?;
+        Ok((log, begin.begin()?))
+    }
+
+    /// Leaves the file to a successor of this process. Returns the socket by which the records of calls
+    /// that are open here reach the successor; none if the log has no file of its own. Not cancel-safe: a
+    /// cancelled succession ends with the next record.
+    ///
+    /// # Errors
+    /// The last records cannot be written, or not in time: the file stays this process's.
+    pub async fn leave_to_successor(&self) -> io::Result<Option<OwnedFd>> {
+        if !self.has_file {
+            return Ok(None);
+        }
+        if self.trouble.unwritable(Instant::now()).is_some() {
+            return Err(io::Error::other("the audit log cannot be written"));
+        }
+        let (order, left) = oneshot::channel();
+        self.queue.order_succession(order);
+        match timeout(SUCCESSION, left).await {
+            Ok(Ok(left)) => left,
+            Ok(Err(_)) | Err(_) => Err(io::Error::other("the audit log is not written in time")),
+        }
     }
 
     /// The access to the collector, if there is one.
@@ -169,7 +289,8 @@ impl AuditLog {
 
     fn sinks(&self) -> AuditSinksReport {
         let is_behind = self.queue.is_behind();
-        AuditSinksReport { sinks: self.sinks.iter().map(|sink| sink.report()).collect(), is_behind }
+        let sinks = self.sinks.get().into_iter().flatten().map(|sink| sink.report()).collect();
+        AuditSinksReport { sinks, is_behind }
     }
 
     /// Room for the record of a call that found room at its begin, and must not hold room for its whole life:

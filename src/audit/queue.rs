@@ -9,12 +9,14 @@
 //! waits for no write. A batch without a file holds its room until every sink has done with it.
 
 use std::collections::VecDeque;
+use std::io;
 use std::mem;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
 use super::left_out::{LeftOut, LeftOutCounts};
@@ -117,6 +119,8 @@ struct AuditQueueState {
     units: usize,
     /// True while the writer waits and must be woken.
     is_waiting: bool,
+    /// The order to leave the file to a successor.
+    succession: Option<SuccessionOrder>,
     is_closing: bool,
     is_closed: bool,
 }
@@ -127,7 +131,13 @@ struct WaitingRecord {
     share: RoomShare,
     units: usize,
     queued: Instant,
+    waits: Option<WrittenWait>,
 }
+
+/// Dropped once the writer has done with a record.
+pub(super) type WrittenWait = mpsc::Sender<()>;
+/// Takes the socket by which further records reach the successor; none if the log has no file of its own.
+pub(super) type SuccessionOrder = oneshot::Sender<io::Result<Option<OwnedFd>>>;
 
 /// Records taken by the writer.
 #[derive(Default)]
@@ -140,6 +150,10 @@ pub(super) struct AuditBatch {
     pub(super) has_more: bool,
     /// True if no record follows any more.
     pub(super) is_last: bool,
+    /// The waits for these records.
+    waits: Vec<WrittenWait>,
+    /// The file is to be left to a successor behind this batch.
+    pub(super) succession: Option<SuccessionOrder>,
 }
 
 /// The room of a batch's records, given back at the end of its last owner.
@@ -168,13 +182,18 @@ pub struct AuditPlace {
 impl AuditPlace {
     /// Queues the record that the place was reserved for. A record longer than its call foresaw, or of a call
     /// that held no room, is not lost for want of room: the room is owed.
-    pub fn fill(mut self, mut body: Vec<u8>) {
+    pub fn fill(self, body: Vec<u8>) {
+        self.fill_for(body, None);
+    }
+
+    /// The same, for somebody who waits until the writer has done with the record.
+    pub(super) fn fill_for(mut self, mut body: Vec<u8>, waits: Option<WrittenWait>) {
         body.shrink_to_fit();
         let (reserved, units) = (mem::take(&mut self.units), units_of(body.len()));
         let room = &self.queue.shares[self.share as usize];
         room.take_all(units.saturating_sub(reserved));
         room.release(reserved.saturating_sub(units));
-        self.queue.push(WaitingRecord { body, share: self.share, units, queued: Instant::now() });
+        self.queue.push(WaitingRecord { body, share: self.share, units, queued: Instant::now(), waits });
     }
 }
 
@@ -351,7 +370,7 @@ impl AuditQueue {
     /// and a part of the capacity, or a single record.
     pub(super) fn take(&self, until: Instant) -> AuditBatch {
         let mut state = self.lock();
-        while state.pending.is_empty() && !state.is_closing {
+        while state.pending.is_empty() && !state.is_closing && state.succession.is_none() {
             let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
             else {
                 return AuditBatch::default();
@@ -374,11 +393,24 @@ impl AuditQueue {
             taken += record.units;
             batch.units.add(record.share, record.units);
             batch.bodies.push(record.body);
+            batch.waits.extend(record.waits);
         }
         state.units -= taken;
         batch.has_more = !state.pending.is_empty();
+        batch.succession = if batch.has_more { None } else { state.succession.take() };
         batch.is_last = state.is_closing && !batch.has_more;
         batch
+    }
+
+    /// Orders the writer to leave the file to a successor, behind the records that wait now.
+    pub(super) fn order_succession(&self, order: SuccessionOrder) {
+        self.lock().succession = Some(order);
+        self.wakes.notify_one();
+    }
+
+    /// True while the process is not ending.
+    pub(super) fn goes_on(&self) -> bool {
+        !self.lock().is_closing
     }
 
     /// The room of a batch.

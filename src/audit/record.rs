@@ -477,7 +477,7 @@ impl AdminAuditRecord<'_> {
 pub struct LogAuditRecord<'a> {
     /// The time of the record.
     pub time: Timestamp,
-    /// `start`, `continue`, `removed`, `lost`, `left_out`, `head`, `stop`.
+    /// `start`, `continue`, `removed`, `lost`, `left_out`, `head`, `succession`, `stop`.
     pub event: &'static str,
     /// The version of Keyward, at a start.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,16 +1,19 @@
 //! The thread that writes records: batches, the chain, signed heads, rotation, and the record of losses.
 //!
-//! Owns: the order of the lines. Must not know: the facts of a record. Invariants: one write and one sync for
-//! each batch; the chain has exactly the lines of the file, so that a batch that was not written leaves no
-//! gap; a batch that was not written is written later or counted as lost; the writer waits for no other sink.
+//! Owns: the order of the lines. Must not know: the facts of a record. Invariants: one write and one sync
+//! for each batch; the chain has exactly the lines of the file, so that a batch that was not written leaves
+//! no gap; a batch that was not written is written later or counted as lost; the writer waits for no other
+//! sink; a file left to a successor is the successor's, until that process is gone.
+
+mod succession;
 
 use std::io;
 use std::mem;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use self::succession::SucceededFile;
 use super::chain::{Chain, ChainEnd};
 use super::file::{AuditFile, AuditFileError, ContinuedFile};
 use super::head_signature::SignedHead;
@@ -51,6 +54,8 @@ pub(super) struct Recorder {
     chain: Chain,
     replica: String,
     file: Option<AuditFile>,
+    /// The successor that has the file.
+    successor: Option<SucceededFile>,
     sinks: Vec<SecondarySink>,
     /// The lines of the file, for the sinks that follow the file.
     written: Arc<WrittenLines>,
@@ -91,6 +96,15 @@ struct PreviousFile {
     is_removed: bool,
 }
 
+impl FirstLine {
+    /// The file, the chain so far, and the facts of the record of the start.
+    fn of(continued: ContinuedFile) -> (AuditFile, ChainEnd, Self) {
+        let ContinuedFile { file, end, previous, is_moved, torn } = continued;
+        let previous = previous.map(|name| PreviousFile { name, is_moved, is_removed: false });
+        (file, end, Self { previous, torn })
+    }
+}
+
 impl PreviousFile {
     fn record(&self, event: &'static str) -> LogAuditRecord<'_> {
         LogAuditRecord {
@@ -102,24 +116,24 @@ impl PreviousFile {
     }
 }
 
-/// Starts the writer's thread. The records of the start are written before any other record. Returns the
-/// states of the sinks beside the file.
+/// Makes the writer, which takes the file, and starts the sinks beside the file. The records of the start
+/// are written before any other record. Returns the states of the sinks, too.
 ///
 /// # Errors
 /// The file cannot be used, or a thread cannot be started.
-pub(super) fn start(
+pub(super) fn open(
     settings: &AuditSettings,
     collector: Option<CurrentCollectorAccess>,
     queue: &Arc<AuditQueue>,
     retention: &Arc<AuditRetention>,
     trouble: &Arc<LogTrouble>,
-) -> Result<Vec<Arc<SinkState>>, AuditStartError> {
+) -> Result<(Recorder, Vec<Arc<SinkState>>), AuditStartError> {
     let open = |file| AuditFile::open(file, Arc::clone(retention));
     let continued = settings.file.as_ref().map(open).transpose()?;
     let (file, end, first) = match continued {
-        Some(ContinuedFile { file, end, previous: previous_name, is_moved, torn }) => {
-            let previous = |name| PreviousFile { name, is_moved, is_removed: false };
-            (Some(file), end, FirstLine { previous: previous_name.map(previous), torn })
+        Some(continued) => {
+            let (file, end, first) = FirstLine::of(continued);
+            (Some(file), end, first)
         }
         None => (None, ChainEnd::default(), FirstLine { previous: None, torn: 0 }),
     };
@@ -136,6 +150,7 @@ pub(super) fn start(
         chain: Chain::new(&settings.replica, end),
         replica: settings.replica.clone(),
         file,
+        successor: None,
         sinks,
         written,
         trouble: Arc::clone(trouble),
@@ -151,8 +166,7 @@ pub(super) fn start(
         removed: Vec::new(),
         first: Some(first),
     };
-    thread::Builder::new().name("audit".into()).spawn(move || recorder.run())?;
-    Ok(states)
+    Ok((recorder, states))
 }
 
 /// The destinations beside the file.
@@ -234,16 +248,20 @@ struct OwnRecords {
 }
 
 impl Recorder {
-    fn run(mut self) {
+    /// Writes records until the log is closed.
+    pub(super) fn run(mut self) {
         // The record of the start does not wait for the first call.
         self.write(AuditBatch::default());
         loop {
             self.look_for_surplus();
             let looks = self.file.as_ref().is_some_and(|file| file.is_regular);
             let until = if looks { self.head_at.min(Instant::now() + LOOK) } else { self.head_at };
-            let batch = self.queue.take(until);
-            let is_last = batch.is_last;
+            let mut batch = self.queue.take(until);
+            let (is_last, succession) = (batch.is_last, batch.succession.take());
             self.write(batch);
+            if let Some(order) = succession {
+                self.leave_file(order);
+            }
             if is_last {
                 break;
             }
@@ -259,6 +277,9 @@ impl Recorder {
 
     /// Writes a batch with the records that the log owes.
     fn write(&mut self, batch: AuditBatch) {
+        if self.successor.is_some() && !self.relay(&batch) {
+            return;
+        }
         let bytes = batch.bodies.iter().map(Vec::len).sum::<usize>();
         self.look_at_path();
         self.rotate_if_due(bytes);
@@ -529,7 +550,9 @@ mod tests {
     use std::io::BufReader;
     use std::net::{Ipv4Addr, SocketAddr};
     use std::os::unix::net::UnixDatagram;
+    use std::thread;
 
+    use futures_util::FutureExt as _;
     use http::uri::PathAndQuery;
     use socket2::{Domain, Socket, Type};
 
@@ -704,10 +727,60 @@ mod tests {
         let metrics = Metrics::new(Vec::new());
         let queue = Arc::new(AuditQueue::new(1 << 20, metrics.audit.clone()));
         queue.count_lost(3);
-        super::start(&settings, None, &queue, &Arc::default(), &Arc::default()).unwrap();
-        queue.close(UNLIMITED);
+        queue.close(Duration::ZERO);
+        open(&settings, None, &queue, &Arc::default(), &Arc::default()).unwrap().0.run();
         assert_eq!(events(&path), ["start", "lost", "stop", "head"]);
         assert_eq!(check(&[&path], None).unwrap().lost, 3);
+    }
+
+    /// What two processes of a hand-over do, in one.
+    #[tokio::test]
+    async fn a_successor_goes_on_in_the_file_with_the_last_records_of_the_process_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let settings = settings(&path, OnFull::Block);
+        let prepare = || {
+            let metrics = Metrics::new(Vec::new()).audit;
+            AuditLog::prepare(&settings, &NameResolver::of_machine(None), metrics).unwrap()
+        };
+        let (before, guard_before, metrics) = start(&settings);
+        record(&before, "before");
+        let (after, begin) = prepare();
+        begin.check().unwrap();
+        record(&after, "waits");
+        let taken = prepare().1.begin().map(drop).unwrap_err().to_string();
+        assert!(taken.contains("another process"), "{taken}");
+        let relay = before.leave_to_successor().await.unwrap();
+        assert!(relay.is_some());
+        let guard_after = begin.succeed(relay).unwrap();
+        record(&before, "relayed");
+        end(guard_before);
+        assert_eq!(metrics.audit.waiting.get(), 0);
+        end(guard_after);
+        let told = ["start", "x", "succession", "head", "start", "x", "x", "stop", "head"];
+        assert_eq!(events(&path), told);
+        check(&[&path], None).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_process_whose_successor_is_gone_takes_its_file_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let (log, guard, metrics) = start(&settings(&path, OnFull::Block));
+        drop(log.leave_to_successor().await.unwrap());
+        record(&log, "mine");
+        end(guard);
+        assert_eq!(metrics.audit.waiting.get(), 0);
+        assert_eq!(events(&path), ["start", "succession", "head", "start", "x", "stop", "head"]);
+        check(&[&path], None).unwrap();
+        // Nobody waits for the answer any more: the file stays with its process.
+        let (log, guard, _) = start(&settings(&path, OnFull::Block));
+        drop(log.leave_to_successor().boxed().now_or_never());
+        record(&log, "still mine");
+        end(guard);
+        check(&[&path], None).unwrap();
+        let again = events(&path).split_off(7);
+        assert_eq!(again.iter().filter(|event| *event == "x").count(), 1, "{again:?}");
     }
 
     #[test]
@@ -867,14 +940,22 @@ mod tests {
             let settings = AuditSettings { otlp, syslog, file: None, ..settings(&socket, on_full) };
             let (server, mut buffer) = (UnixDatagram::bind(&socket).unwrap(), [0; 4096]);
             let (log, guard, metrics) = start(&settings);
+            let mut receive = || server.recv(&mut buffer).unwrap();
+            // The record of the start.
+            receive();
             for number in 0..200 {
                 record(&log, number);
+                // Whoever takes every record at once loses none, whatever the other sink does.
+                if on_full == OnFull::Drop {
+                    receive();
+                }
             }
             let lost = metrics.audit.lost("all").get();
-            assert!(lost > 0, "the queue has an end");
-            // The other sink gets what was taken.
-            for _ in lost..=200 {
-                server.recv(&mut buffer).unwrap();
+            assert_eq!(lost > 0, on_full == OnFull::Block, "the sink that takes none holds the room");
+            if on_full == OnFull::Block {
+                for _ in lost..200 {
+                    receive();
+                }
             }
             let full = matches!(log.reserve(100), Reservation::Full);
             assert_eq!(full, on_full == OnFull::Block);

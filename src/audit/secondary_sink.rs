@@ -155,7 +155,7 @@ impl SinkThread {
                 Ok(None) => return,
                 Err(error) => {
                     self.note_failure(&error);
-                    if !self.queue.pause(RETRY) {
+                    if !self.queue.pause(RETRY) || self.is_closing() {
                         return;
                     }
                 }
@@ -176,10 +176,15 @@ impl SinkThread {
                 return true;
             };
             self.note_failure(&error);
-            if !self.queue.pause(RETRY.max(after)) {
+            if !self.queue.pause(RETRY.max(after)) || self.is_closing() {
                 return self.give_up(lines.count - progress.sent);
             }
         }
+    }
+
+    /// True once another process follows the files.
+    fn is_closing(&self) -> bool {
+        matches!(&self.feed, SinkFeed::Followed(follower) if follower.is_closing())
     }
 
     fn note_taken(&mut self, lines: &SinkLines, sent: u64) {

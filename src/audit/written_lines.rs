@@ -21,12 +21,14 @@ pub(super) struct WrittenLines {
 struct WrittenState {
     last: u64,
     is_closing: bool,
+    /// The lines are a successor's: nothing about them is kept any more.
+    is_left: bool,
 }
 
 impl WrittenLines {
     /// The lines up to the number `last`.
     pub(super) fn new(last: u64, followers: Vec<Arc<SinkState>>) -> Self {
-        let state = Mutex::new(WrittenState { last, is_closing: false });
+        let state = Mutex::new(WrittenState { last, is_closing: false, is_left: false });
         Self { state, grows: Condvar::new(), names: Mutex::default(), followers }
     }
 
@@ -45,6 +47,21 @@ impl WrittenLines {
     pub(super) fn close(&self) {
         self.lock().is_closing = true;
         self.grows.notify_all();
+    }
+
+    /// True once the sinks are to end.
+    pub(super) fn is_closing(&self) -> bool {
+        self.lock().is_closing
+    }
+
+    /// Leaves the lines to a successor, whose sinks follow them from the kept places on.
+    pub(super) fn leave(&self) {
+        self.lock().is_left = true;
+    }
+
+    /// True once a successor's sinks follow the lines.
+    pub(super) fn is_left(&self) -> bool {
+        self.lock().is_left
     }
 
     /// Waits for a line behind the number `taken`, and returns the number of the last line. `None` if no line

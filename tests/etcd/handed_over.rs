@@ -3,17 +3,20 @@
 //! nothing.
 
 use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
+use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use crate::harness::binary::{self, Version};
 use crate::harness::client::{Client, lifetime};
-use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, newest, wait};
+use crate::harness::keyward::{Keyward, Site, program};
+use crate::harness::{Auth, Cluster, Options, PeerTls, Tls, newest, wait};
 use crate::rolling::{CLIENTS, judge};
 
 /// The preface of HTTP/2, and an empty SETTINGS frame.
@@ -61,6 +64,72 @@ async fn hello(to: std::net::SocketAddr) -> std::io::Result<()> {
     Ok(())
 }
 
+/// What a Keyward has that one process alone may have, or that is looked at before it serves.
+#[derive(Clone, Copy, Debug, Default)]
+struct Has {
+    mint: bool,
+    audit: bool,
+}
+
+impl Has {
+    fn options(self) -> Options {
+        let (auth, usual) = (Auth::On { extra_users: 0 }, Options { members: 3, ..Options::default() });
+        if !self.mint {
+            return Options { auth, ..usual };
+        }
+        Options { auth, tls: Tls::Mutual, peer_tls: PeerTls::Own, ..usual }
+    }
+
+    fn tables(self, site: &Site, cluster: &Cluster) -> String {
+        let mut tables = String::new();
+        if self.audit {
+            let key = site.file("audit.key");
+            let made = Command::new(program()).args(["audit", "keygen"]).arg(&key).output().expect("it runs");
+            assert!(made.status.success());
+            tables += &format!("[audit]\nfile = {:?}\nsigning_key_file = {key:?}\n", site.file("audit.log"));
+        }
+        if self.mint {
+            let pair = cluster.pki().mint();
+            tables += &format!(
+                "[[user]]\nname = \"*\"\nmint = true\n[mint]\nca = {:?}\nkey = {:?}\n",
+                pair.cert, pair.key
+            );
+        }
+        tables
+    }
+
+    /// The chain of all processes is whole, and has each change that was acknowledged.
+    fn judge_audit(self, site: &Site, rounds: usize, acknowledged: u64) {
+        if !self.audit {
+            return;
+        }
+        let (log, public) = (site.file("audit.log"), site.file("audit.key.pub"));
+        let verified =
+            Command::new(program()).args(["audit", "verify", "--public-key"]).args([&public, &log]).output();
+        let verified = verified.expect("it runs");
+        let said = String::from_utf8_lossy(&[verified.stdout, verified.stderr].concat()).into_owned();
+        assert_eq!(verified.status.code(), Some(0), "{said}");
+        let text = std::fs::read_to_string(&log).expect("the log");
+        let records = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        let (mut changes, mut events) = (HashSet::new(), HashMap::new());
+        for record in records {
+            let event = record["event"].as_str().expect("an event").to_owned();
+            if event == "change" && record["code"] == "OK" {
+                let change = (record["ranges"].to_string(), record["revision"].as_u64());
+                assert!(changes.insert(change), "twice: {record}");
+            }
+            *events.entry(event).or_insert(0_usize) += 1;
+        }
+        println!(
+            "{said}; acknowledged {acknowledged}, records of changes {}, by event {events:?}",
+            changes.len()
+        );
+        assert_eq!((events["start"], events["succession"], events["stop"]), (rounds + 1, rounds, 1));
+        assert!(acknowledged > 0 && changes.len() as u64 >= acknowledged);
+        assert!(!events.contains_key("lost"));
+    }
+}
+
 /// The configuration of a Keyward that can be succeeded.
 fn configured(site: &Site, cluster: &Cluster) -> String {
     let key = site.write("session.key", &"0123456789abcdef".repeat(4));
@@ -71,14 +140,17 @@ fn configured(site: &Site, cluster: &Cluster) -> String {
     )
 }
 
-async fn handed_over(version: &Version, rounds: usize) {
-    let auth = Auth::On { extra_users: 0 };
-    let cluster = Cluster::start(version, Options { members: 3, auth, ..Options::default() }).await;
+async fn handed_over(version: &Version, rounds: usize, has: Has) {
+    let cluster = Cluster::start(version, has.options()).await;
     let site = Site::new();
-    let config = configured(&site, &cluster);
+    let config = configured(&site, &cluster) + &has.tables(&site, &cluster);
     let mut keyward = Keyward::start(site, &config).await;
     let addresses = [keyward.site().listen.to_string()];
-    let truth = cluster.address(0).to_string();
+    // Clients have no certificate for the members: another Keyward tells what there is.
+    let beside = Site::new();
+    let beside_config = beside.in_front_of(&cluster);
+    let beside = Keyward::start(beside, &beside_config).await;
+    let truth = beside.site().listen.to_string();
     let mut loads = Vec::new();
     for client in CLIENTS {
         let prefix = format!("/a/{client}/");
@@ -90,8 +162,10 @@ async fn handed_over(version: &Version, rounds: usize) {
     }
     let (knocker, listen) = (Knocker::default(), keyward.site().listen);
     let succeed = async {
-        for _ in 0..rounds {
+        for round in 1..=rounds {
             let before = keyward.id();
+            // The last one ends by a signal.
+            let config = if round == rounds { config.replace("1h", "0s") } else { config.clone() };
             let (ended, next) = keyward.succeeded(&config).await;
             assert_eq!(ended.code(), Some(0), "the process before drains and ends well");
             assert_ne!(next.id(), before);
@@ -100,24 +174,40 @@ async fn handed_over(version: &Version, rounds: usize) {
         }
         keyward
     };
-    let _keyward = tokio::select! {
+    let keyward = tokio::select! {
         last = succeed => last,
         () = knocker.run(listen) => unreachable!("it knocks for ever"),
     };
     loads.iter().for_each(Client::finish);
+    let mut acknowledged = 0;
     for (client, load) in CLIENTS.iter().zip(loads) {
-        judge(version, client, &load.record().await);
+        let record = load.record().await;
+        judge(version, client, &record);
+        acknowledged += record.summed("acknowledged");
     }
     let (served, unserved) = (knocker.served.get(), knocker.unserved.get());
-    println!("{version}: {rounds} hand-overs, {served} new connections served, {unserved} not");
+    println!("{version}, {has:?}: {rounds} hand-overs, {served} new connections served, {unserved} not");
     assert_eq!(unserved, 0);
     assert!(served > 10, "{served}");
+    let (status, site) = keyward.terminate().await;
+    assert_eq!(status.code(), Some(0));
+    has.judge_audit(&site, rounds, acknowledged.unsigned_abs());
 }
 
 #[tokio::test]
 async fn no_connection_is_refused_and_no_event_lost_while_processes_succeed_each_other() {
     let rounds = if binary::full() { 100 } else { 3 };
-    handed_over(&newest("3.5"), rounds).await;
+    handed_over(&newest("3.5"), rounds, Has::default()).await;
+}
+
+/// `[mint]`: readiness waits for the look at the members' peer URLs. `audit.file`: one process at a time writes it.
+#[tokio::test]
+async fn a_process_that_mints_and_one_with_an_audit_file_hand_over_too() {
+    let (rounds, all) = if binary::full() { (20, 3) } else { (3, 1) };
+    let [both, audit, mint] = [(true, true), (false, true), (true, false)];
+    for (mint, audit) in [both, audit, mint].into_iter().take(all) {
+        handed_over(&newest("3.5"), rounds, Has { mint, audit }).await;
+    }
 }
 
 #[tokio::test]
