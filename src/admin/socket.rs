@@ -123,7 +123,11 @@ pub enum AdminCommand {
     /// Leave the audit file, and stop accepting at the sockets handed over before on the same connection,
     /// then drain and exit. A socket for the last audit records comes with the answer, if there is an audit
     /// file.
-    Release {},
+    Release {
+        /// The names of the sockets that the process that takes over does not open: these close.
+        #[serde(default)]
+        left: Vec<String>,
+    },
     /// Drain and exit, as by SIGTERM, and report the progress. A repeated command on the same connection
     /// answers within half a second.
     Drain {},
@@ -267,12 +271,12 @@ async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandS
                     Some(_) => desk.copy_sockets(&mut sockets, uid),
                 }
             }
-            Ok(AdminCommand::Release {}) if hand_over.is_none() => {
+            Ok(AdminCommand::Release { .. }) if hand_over.is_none() => {
                 AdminAnswer::Failed("no sockets were handed over on this connection".into())
             }
-            Ok(AdminCommand::Release {}) => {
+            Ok(AdminCommand::Release { left }) => {
                 waits.get_or_insert_with(|| desk.state.exit.listen());
-                desk.release_sockets(&mut sockets, uid).await
+                desk.release_sockets(left, &mut sockets, uid).await
             }
             Ok(command) => desk.answer(command, uid).await,
             Err(error) => AdminAnswer::Failed(format!("not a command: {error}")),
@@ -321,9 +325,14 @@ impl AdminCommandService {
 
     /// Leaves the audit file and the listening sockets to the process that has copies, and begins the
     /// drain. The answer brings the way of the last audit records, in `sockets`.
-    async fn release_sockets(&self, sockets: &mut Vec<OwnedFd>, uid: Option<u32>) -> AdminAnswer {
+    async fn release_sockets(
+        &self,
+        left: Vec<String>,
+        sockets: &mut Vec<OwnedFd>,
+        uid: Option<u32>,
+    ) -> AdminAnswer {
         tracing::info!(uid, "another process has taken over the listening sockets");
-        self.record(&AdminCommand::Release {}, None, "done", uid);
+        self.record(&AdminCommand::Release { left: Vec::new() }, None, "done", uid);
         if let Some(audit) = &self.audit {
             match audit.leave_to_successor().await {
                 Ok(relay) => sockets.extend(relay),
@@ -333,6 +342,7 @@ impl AdminCommandService {
                 }
             }
         }
+        self.sockets.leave(left);
         self.state.exit.hand_over();
         AdminAnswer::Draining(self.state.exit.progress(&self.state.metrics))
     }
@@ -395,7 +405,7 @@ impl AdminCommandService {
             AdminCommand::Pause { member } => ("pause", Some(member.clone()), None),
             AdminCommand::Resume { member } => ("resume", Some(member.clone()), None),
             AdminCommand::Drain {} => ("drain", None, None),
-            AdminCommand::Release {} => ("hand_over", None, None),
+            AdminCommand::Release { .. } => ("hand_over", None, None),
             AdminCommand::Policy(command) => match command.audited() {
                 Some(audited) => audited,
                 None => return,
@@ -545,7 +555,7 @@ fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSes
         | AdminCommand::Pause { .. }
         | AdminCommand::Resume { .. }
         | AdminCommand::HandOver {}
-        | AdminCommand::Release {}
+        | AdminCommand::Release { .. }
         | AdminCommand::Drain {} => {
             return Ok(None);
         }
@@ -569,7 +579,7 @@ mod tests {
             (AdminCommand::Drain {}, r#"{"drain":{}}"#),
             (AdminCommand::Reload {}, r#"{"reload":{}}"#),
             (AdminCommand::HandOver {}, r#"{"hand_over":{}}"#),
-            (AdminCommand::Release {}, r#"{"release":{}}"#),
+            (AdminCommand::Release { left: vec!["a".into()] }, r#"{"release":{"left":["a"]}}"#),
             (AdminCommand::LogLevel { filter: "info".into() }, r#"{"log_level":{"filter":"info"}}"#),
             (AdminCommand::Show { topic: ViewTopic::Clients }, r#"{"show":{"topic":"clients"}}"#),
             (AdminCommand::Kick { client: 7 }, r#"{"kick":{"client":7}}"#),

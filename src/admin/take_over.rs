@@ -48,13 +48,13 @@ pub fn begin(path: &Path) -> io::Result<Option<(TakeOver, Vec<NamedSocket>)>> {
 }
 
 impl TakeOver {
-    /// Makes the other process leave its audit file, stop accepting, and drain. Returns the socket of its
-    /// last audit records, if the process has an audit file.
+    /// Makes the other process leave its audit file, stop accepting, close the sockets named `left`, and
+    /// drain. Returns the socket of its last audit records, if the process has an audit file.
     ///
     /// # Errors
     /// The process refuses, or does not answer in time: both processes may go on serving.
-    pub fn finish(mut self) -> io::Result<Option<OwnedFd>> {
-        send(&mut self.0, &AdminCommand::Release {})?;
+    pub fn finish(mut self, left: Vec<String>) -> io::Result<Option<OwnedFd>> {
+        send(&mut self.0, &AdminCommand::Release { left })?;
         match receive(&self.0)? {
             (AdminAnswer::Draining(_), mut sockets) => Ok(sockets.pop()),
             (answer, _) => Err(refused(answer)),

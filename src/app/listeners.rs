@@ -107,18 +107,20 @@ impl Listeners {
         Rc::clone(&self.running)
     }
 
-    /// Stops accepting. With `are_handed_over` another process accepts at the sockets, and their files stay.
+    /// Stops accepting. With `are_handed_over` another process accepts at the sockets, and their files
+    /// stay, except for the sockets of which that process has no listener. Clients in a queue that find no
+    /// descriptor are taken later, once others have left.
     pub(super) async fn close(&self, are_handed_over: bool) {
         self.intakes.borrow_mut().clear();
         for open in self.open.borrow_mut().iter_mut() {
-            if !are_handed_over {
+            let closes = !are_handed_over || self.sockets.is_left(&socket_name(&open.address));
+            if closes {
                 remove_file(&open.address);
             }
-            self.end(open, if are_handed_over { AcceptorEnd::HandedOver } else { AcceptorEnd::Closes });
+            self.end(open, if closes { AcceptorEnd::Closes } else { AcceptorEnd::HandedOver });
         }
         if timeout(QUEUED, self.tasks.joined()).await.is_err() {
-            self.tasks.abort_all();
-            self.tasks.joined().await;
+            tracing::warn!("clients wait for a listener that closes");
         }
     }
 

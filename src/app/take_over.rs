@@ -65,11 +65,12 @@ pub(super) async fn finish(
     take_over: TakeOver,
     sockets: &ListeningSockets,
 ) -> Result<Option<OwnedFd>, ServeError> {
-    for socket in sockets.drop_unused() {
+    let left = sockets.drop_unused();
+    for socket in &left {
         tracing::info!(socket, "a socket that was taken over is not configured, and closes");
     }
     service_manager::report_main_process().await;
-    let finished = blocking(|| take_over.finish()).await;
+    let finished = blocking(|| take_over.finish(left)).await;
     let relay = finished.map_err(|error| ServeError::TakeOver(error.to_string()))?;
     tracing::info!("the process that served before leaves");
     Ok(relay)

@@ -20,7 +20,7 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::{Address, ClientPings, Config, Listener};
 use crate::downstream::connection_table::{ClientAddress, ConnectionPlace, ConnectionTable};
@@ -40,6 +40,12 @@ const HANDOVER: usize = 256;
 /// Pause after an error such as "too many open files": an immediate retry would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const BACKLOG: u32 = 1024;
+/// Clients in the kernel's queue at most: the largest value of Linux's `net.core.somaxconn` of old, and far
+/// more than its default. A unix socket has the kernel's own limit, a socket of the service manager any.
+const LONGEST_QUEUE: usize = 64 * 1024;
+/// How long the clients in the queue of a socket that closes wait for descriptors: others leave meanwhile, an
+/// idle one of HTTP/1.1 after five seconds.
+const LAST_CLIENTS: Duration = Duration::from_secs(6);
 
 /// The listener's state at the time of a connection's arrival.
 #[derive(Clone)]
@@ -220,18 +226,13 @@ impl BoundListener {
         }
     }
 
-    /// Takes the clients in the kernel's queue, and closes the socket behind the last one. At most as many as
-    /// the queue has places: more would be clients that came meanwhile.
-    fn into_waiting(
-        self,
-        pings: Option<ClientPings>,
-    ) -> io::Result<impl Iterator<Item = (ClientSocket, SocketPeer)>> {
-        // tokio may not have been told of the last ones.
-        let listener = match self {
+    /// The same listener, whose kernel's queue is all there is: tokio may not have been told of the last
+    /// clients in it.
+    fn into_blocking(self) -> io::Result<BlockingListener> {
+        Ok(match self {
             Self::Tcp(listener) => BlockingListener::Tcp(listener.into_std()?),
             Self::Unix(listener) => BlockingListener::Unix(listener.into_std()?),
-        };
-        Ok(std::iter::from_fn(move || listener.accept(pings).ok()).take(BACKLOG as usize))
+        })
     }
 }
 
@@ -375,13 +376,40 @@ impl Acceptor {
         if end != Ok(AcceptorEnd::Closes) {
             return;
         }
-        match listening.into_waiting(pings()) {
+        match listening.into_blocking() {
             Ok(waiting) => {
-                for (socket, from) in waiting {
-                    self.hand_on(socket, from).await;
+                if timeout(LAST_CLIENTS, self.take_waiting(&waiting)).await.is_err() {
+                    tracing::warn!("not all clients that waited for a listener are served");
                 }
             }
             Err(error) => tracing::warn!(%error, "clients that waited for a listener are not served"),
+        }
+    }
+
+    /// Takes the clients in the kernel's queue, but no more than the longest queue has places: more would be
+    /// clients that came meanwhile. Clients that find no descriptor wait for one. Not to be cancelled but at
+    /// the end of their time.
+    async fn take_waiting(&self, waiting: &BlockingListener) {
+        let errors = LogThrottle::default();
+        let mut taken = 0;
+        while taken < LONGEST_QUEUE {
+            let error = if self.table.lacks_descriptors() {
+                io::Error::other("the limit on open files is near")
+            } else {
+                match waiting.accept(self.config.load().limits.client_connections.pings) {
+                    Ok((socket, from)) => {
+                        self.hand_on(socket, from).await;
+                        taken += 1;
+                        continue;
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                    Err(error) => error,
+                }
+            };
+            if let Some(times) = errors.count() {
+                tracing::warn!(%error, times, "a client that waited for a listener waits on");
+            }
+            sleep(ACCEPT_PAUSE).await;
         }
     }
 

@@ -1,9 +1,9 @@
 //! The limit on the bytes of one answer: the answer is measured before the call is sent.
 //!
-//! Owns: which calls are measured, and the refusal. Must not know: how sizes are measured.
-//! Invariants (docs/decisions.md#d74): a call whose answer is larger is not sent; a call is measured only
-//! where its answer could be larger by what is known without a question; what is held meanwhile is in the
-//! budget of requests.
+//! Owns: which calls are measured, and the refusal. Must not know: how sizes are measured. Invariants
+//! (docs/decisions.md#d74): a call for which etcd would gather more is not sent; a call is measured only
+//! where it could be more by what is known without a question; measuring reads no more than the limit and a
+//! page; what is held meanwhile is in the budget of requests; a limit in shadow refuses nothing.
 
 use std::rc::Rc;
 
@@ -16,23 +16,23 @@ use crate::gateway::usage_limits;
 use crate::members::membership::Membership;
 use crate::refusal::Refusal;
 use crate::rpc::answer_parts::{AnswerPart, AnswerParts};
-use crate::rpc::method::Method;
+use crate::rpc::method::{Lane, Method};
 use crate::rpc::schema::MessageId;
 use crate::upstream::answer_size;
 use crate::upstream::permission_probe::PermissionProbe;
-use crate::usage::caller_usage::AnswerCap;
+use crate::usage::caller_usage::{AnswerCap, CallerUsage};
 
 /// The factor by which the store may have grown since the members' last Status, some half a second before.
 const GROWTH: u64 = 2;
 
-/// Measures the answer of a call before the call is sent, if its caller has a limit that the answer may
+/// Measures what etcd gathers for a call before the call is sent, if its caller has a limit that this may
 /// exceed. `None` for nearly every call. Boxed, so that the other calls do not pay for a larger future.
 pub fn measure<'a>(
     call: &'a Call<'_>,
     request: &'a UnaryRequest,
 ) -> Option<LocalBoxFuture<'a, Result<(), Refusal>>> {
     let cap = call.record.usage()?.answer_cap()?;
-    if !returns_keys(call.method) {
+    if !gathers_pairs(call.method) {
         return None;
     }
     let parts = AnswerParts::of(call.method.body, request.message())?;
@@ -44,21 +44,26 @@ pub fn measure<'a>(
         let by_keys = part.most_keys.map_or(u64::MAX, |keys| keys.saturating_mul(largest_value));
         by_keys.min(store)
     };
-    if parts.largest(&known) <= cap.bytes {
+    if parts.sum(known) <= cap.bytes {
         return None;
     }
     Some(measured(call, request, cap, parts).boxed_local())
 }
 
-/// The methods of keys: the answers of others, as LeaseTimeToLive, have no values.
-fn returns_keys(method: &Method) -> bool {
-    matches!(
+/// The methods for which etcd gathers pairs. RangeStream sends its pairs while it reads them, and the keys
+/// of a lease, whose values nobody reads, cannot be read in pages.
+fn gathers_pairs(method: &Method) -> bool {
+    let body = matches!(
         method.body,
         MessageId::RangeRequest
             | MessageId::DeleteRangeRequest
             | MessageId::PutRequest
             | MessageId::TxnRequest
-    )
+            | MessageId::LockRequest
+            | MessageId::CampaignRequest
+            | MessageId::LeaderRequest
+    );
+    body && method.lane != Lane::Bulk
 }
 
 /// Upper bound on the bytes of all keys and values, as of the members' last Status: the database has each at
@@ -74,24 +79,44 @@ async fn measured(
     cap: AnswerCap,
     parts: AnswerParts,
 ) -> Result<(), Refusal> {
-    // Pages are read one after the other.
-    let largest_value = call.snapshot().config.limits.request_size;
-    let _held = request.hold_beside(answer_size::held(largest_value)).ok_or(Refusal::TOO_MANY_REQUESTS)?;
-    let upstream = Rc::clone(&call.gateway.upstream);
-    let probe = PermissionProbe { upstream, user: request.caller.upstream_user.clone() };
-    let mut sizes = parts.distinct();
-    let distinct: Vec<AnswerPart> = sizes.keys().cloned().collect();
-    for part in distinct {
-        // What etcd refuses, etcd answers. It may be in the branch of a Txn that is not taken.
-        let Some(size) = answer_size::measure(&probe, &part, cap.bytes, largest_value).await? else {
-            continue;
-        };
-        sizes.insert(part, size);
-        if parts.largest(&|part| sizes.get(part).copied().unwrap_or_default()) > cap.bytes {
-            usage_limits::exceed_answer_cap(call, cap)?;
-            break;
-        }
+    let Some(usage) = call.record.usage() else { return Ok(()) };
+    match is_larger(call, request, usage, &parts, cap.bytes).await {
+        Ok(true) => usage_limits::exceed_answer_cap(call, cap)?,
+        Ok(false) => {}
+        // A limit in shadow refuses nothing, also for want of an answer.
+        Err(_) if usage.is_shadow() => {}
+        Err(refusal) => return Err(refusal),
     }
     // The questions took time, and the caller may be revoked meanwhile.
     call.identify_again().await.map(drop)
+}
+
+/// True if etcd would gather more than `most` bytes. Reads no more than that.
+///
+/// # Errors
+/// No member answered, or there is no room for a page.
+async fn is_larger(
+    call: &Call<'_>,
+    request: &UnaryRequest,
+    usage: &CallerUsage,
+    parts: &AnswerParts,
+    most: u64,
+) -> Result<bool, Refusal> {
+    // Calls of a caller wait for each other, so that many at once do not fill the room for pages.
+    let _turn = usage.turn_to_measure().await;
+    let largest_value = call.snapshot().config.limits.request_size;
+    let _held = call.hold_beside(answer_size::held(largest_value)).ok_or(Refusal::TOO_MANY_REQUESTS)?;
+    let upstream = Rc::clone(&call.gateway.upstream);
+    let probe = PermissionProbe { upstream, user: request.caller.upstream_user.clone() };
+    // Own writes are known without a question.
+    let mut sum = parts.sum(|_| 0);
+    for (part, used) in parts.each() {
+        if sum > most {
+            break;
+        }
+        // A part refused by etcd is etcd's to answer, and may be in the branch of a Txn that is not taken.
+        let size = answer_size::measure(&probe, part, most - sum, largest_value).await?.unwrap_or_default();
+        sum = sum.saturating_add(size.saturating_mul(used.times));
+    }
+    Ok(sum > most)
 }

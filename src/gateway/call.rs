@@ -157,6 +157,13 @@ impl<'a> Call<'a> {
         RequestBody::of(self.headers, frames, self.memory.borrow().sibling())
     }
 
+    /// Room for bytes held for the call beside its request; `None` if the memory budget has no room.
+    #[must_use]
+    pub fn hold_beside(&self, bytes: usize) -> Option<RequestMemoryCharge> {
+        let mut beside = self.memory.borrow().sibling();
+        beside.charge(bytes).then_some(beside)
+    }
+
     /// Charges the memory of the header and of the body to the account of unidentified callers, if `caller`
     /// has no user.
     ///

@@ -113,11 +113,11 @@ async fn handled(
     }
     let request = UnaryRequest::collect(call, caller, body).await?;
     fatal_requests::refuse(call, &request)?;
-    if let Some(probe) = vulnerable_members::probe(call, &request) {
-        probe.await?;
-    }
     if let Some(measured) = answer_limit::measure(call, &request) {
         measured.await?;
+    }
+    if let Some(probe) = vulnerable_members::probe(call, &request) {
+        probe.await?;
     }
     match call.method.handler {
         Handler::Observe => streams::observe(call, &request),

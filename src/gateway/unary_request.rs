@@ -118,13 +118,6 @@ impl UnaryRequest {
         Ok(())
     }
 
-    /// Room for bytes held for this request beside its message; `None` if the memory budget has no room.
-    #[must_use]
-    pub fn hold_beside(&self, bytes: usize) -> Option<RequestMemoryCharge> {
-        let mut beside = self.held.sibling();
-        beside.charge(bytes).then_some(beside)
-    }
-
     /// The message itself.
     #[must_use]
     pub fn message(&self) -> &[u8] {

@@ -17,6 +17,8 @@ pub struct ListeningSockets {
     /// Taken over, and not opened yet.
     taken_over: Mutex<Vec<NamedSocket>>,
     open: Mutex<Vec<NamedSocket>>,
+    /// Names of open sockets that the process that takes over does not open.
+    left: Mutex<Vec<String>>,
 }
 
 impl ListeningSockets {
@@ -46,6 +48,17 @@ impl ListeningSockets {
         let copy = socket.as_fd().try_clone_to_owned()?;
         lock(&self.open).push((name, copy));
         Ok(())
+    }
+
+    /// Notes the sockets that the process that takes over does not open.
+    pub fn leave(&self, names: Vec<String>) {
+        *lock(&self.left) = names;
+    }
+
+    /// True if the process that takes over does not open the socket.
+    #[must_use]
+    pub fn is_left(&self, name: &str) -> bool {
+        lock(&self.left).iter().any(|left| left == name)
     }
 
     /// Drops the copy of a socket that is being closed.

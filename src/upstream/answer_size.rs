@@ -3,32 +3,44 @@
 //! Owns: reading a range in pages small enough for every member, and their sum. Must not know: the limit's
 //! source, the request.
 //! Invariants: what is asked is a part of what the client asks for, with the client's identity, so etcd
-//! judges the rights; no page has more keys than could be within the limit, whatever their sizes, so that
-//! measuring costs a member no more memory than a call within the limit; nothing read is kept, or told to
-//! anybody.
+//! judges the rights; no page has more keys than could be within the limit, or within 32 MiB, whatever
+//! their sizes, so that measuring costs a member no more memory than a call within the limit; nothing read is
+//! kept, or told to anybody.
+//!
+//! etcd counts all keys of a range for each page, so pages to the end of a large range would cost the square
+//! of its keys: where many keys follow, pages end where the keys of the last page's common prefix end.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
+use prost::encoding::message::encoded_len;
 
 use crate::members::choose::MemberTarget;
 use crate::pb::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::refusal::Refusal;
 use crate::rpc::answer_parts::AnswerPart;
+use crate::rpc::key_range::end_of_prefix;
 use crate::upstream::permission_probe::{PermissionProbe, Unproved};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 /// Bytes of a page aimed at.
 const PAGE: usize = 256 * 1024;
+/// Bytes that any member can gather at once.
+const HARMLESS: u64 = 32 << 20;
 /// Keys of the first page, each of which may be as large as a request.
 const FIRST_PAGE: u64 = 4;
 /// Keys of the largest page.
 const LARGEST_PAGE: u64 = 10_000;
 /// The factor by which a page may have more keys than the page before.
 const GROWTH: u64 = 8;
+/// The factor by which the keys that etcd counts for a page may be more than those of the page.
+const COUNTED: u64 = 16;
+/// The field of a RangeResponse with the pairs.
+const PAIRS: u32 = 2;
 
-/// The size of what etcd gathers for `part`, or a larger number than `most` as soon as it is larger. `None`
-/// where etcd refuses: the request itself has the refusal as its answer. Values have up to `largest_value`
-/// bytes; a larger one counts as so many. Holds a page of [`held`] bytes.
+/// The size of the pairs that etcd gathers for `part`, or a larger number than `most` as soon as it is
+/// larger. `None` where etcd refuses: the request itself has the refusal as its answer. Values have up to
+/// `largest_value` bytes; a part with a larger one counts as larger than any limit. Holds a page of
+/// [`held`] bytes.
 ///
 /// Cancel-safe.
 ///
@@ -47,14 +59,18 @@ pub async fn measure(
         serializable: part.serializable,
         ..RangeRequest::default()
     };
-    let largest = held(largest_value);
-    let largest_page = (most / (largest_value as u64).max(1)).clamp(1, LARGEST_PAGE);
+    let largest_page = (most.max(HARMLESS) / (largest_value as u64).max(1)).clamp(1, LARGEST_PAGE);
     let (mut size, mut left) = (0, part.most_keys.unwrap_or(u64::MAX));
     let mut keys = FIRST_PAGE.min(largest_page);
+    // The first page is of the whole range: etcd judges the rights on all of it.
+    let mut within: Option<PrefixOfPages> = None;
+    // Bytes by which the prefix behind a prefix is shorter: twice as many each time, of keys that may be
+    // long.
+    let mut shorter_by = 1;
     while left > 0 && size <= most {
         range.limit = i64::try_from(keys.min(left)).unwrap_or(i64::MAX);
         let asked = range.encode_to_vec();
-        let page = match probe.ask_at_length(RANGE, &asked, MemberTarget::Any, largest).await {
+        let page = match probe.ask_at_length(RANGE, &asked, MemberTarget::Any, held(largest_value)).await {
             Ok(page) => page,
             Err(Unproved::Denied(_)) => return Ok(None),
             Err(Unproved::Unknown(refusal)) => return Err(refusal),
@@ -62,25 +78,60 @@ pub async fn measure(
                 keys = keys.min(left).div_ceil(GROWTH);
                 continue;
             }
-            Err(Unproved::TooLarge) if !range.keys_only => {
-                // The value is counted; its key is the way behind it.
-                size += largest as u64;
-                range.keys_only = true;
-                continue;
-            }
-            Err(Unproved::TooLarge) => return Err(Refusal::UNREADABLE_ANSWER),
+            Err(Unproved::TooLarge) => return Ok(Some(u64::MAX)),
         };
-        range.keys_only = false;
-        let bytes = page.len() as u64;
-        size += bytes;
         let Ok(page) = RangeResponse::decode(page) else { return Err(Refusal::UNREADABLE_ANSWER) };
-        let Some(last) = page.kvs.last().filter(|_| page.more) else { break };
+        let bytes = page.kvs.iter().map(|pair| encoded_len(PAIRS, pair) as u64).sum::<u64>();
         let read = page.kvs.len() as u64;
+        size += bytes;
         left = left.saturating_sub(read);
-        keys = (read * PAGE as u64 / bytes.max(1)).clamp(1, (read * GROWTH).min(largest_page));
-        range.key = behind(&last.key);
+        if read > 0 {
+            keys = (read * PAGE as u64 / bytes.max(1)).clamp(1, (read * GROWTH).min(largest_page));
+        }
+        match page.kvs.first().zip(page.kvs.last()).filter(|_| page.more) {
+            Some((first, last)) => {
+                let counted = u64::try_from(page.count).unwrap_or_default();
+                if counted > read * COUNTED {
+                    within = PrefixOfPages::of(&first.key, &last.key, &part.range_end).or(within);
+                }
+                range.key = behind(&last.key);
+                shorter_by = 1;
+            }
+            None => {
+                let Some(prefix) = within else { break };
+                range.key = Bytes::from(prefix.end);
+                within = PrefixOfPages::around(&range.key, shorter_by, &part.range_end);
+                shorter_by *= 2;
+            }
+        }
+        range.range_end = within.as_ref().map_or(part.range_end.clone(), |prefix| prefix.end.clone().into());
     }
     Ok(Some(size))
+}
+
+/// A prefix whose keys are read before those behind.
+struct PrefixOfPages {
+    /// The end of its keys, before the end of the range.
+    end: Vec<u8>,
+}
+
+impl PrefixOfPages {
+    /// The common prefix of the keys of a page; `None` if its keys go on to the end of the range.
+    fn of(first: &[u8], last: &[u8], range_end: &[u8]) -> Option<Self> {
+        let common = first.iter().zip(last).take_while(|(one, other)| one == other).count();
+        Self::new(&last[..common], range_end)
+    }
+
+    /// The prefix, shorter by `bytes`, around the end of the keys of a prefix.
+    fn around(begin: &[u8], bytes: usize, range_end: &[u8]) -> Option<Self> {
+        Self::new(&begin[..begin.len().saturating_sub(bytes)], range_end)
+    }
+
+    fn new(prefix: &[u8], range_end: &[u8]) -> Option<Self> {
+        let end = end_of_prefix(prefix)?;
+        let is_inside = range_end == b"\0" || &end[..] < range_end;
+        is_inside.then_some(Self { end })
+    }
 }
 
 /// Bytes held at most while an answer is measured, where values have up to this many.

@@ -10,12 +10,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::exceeded::{Exceeded, LimitKind, LimitScope, RefusalCounters};
 use super::limiter::{CallUrgency, Limiter};
 use crate::config::PolicyMode;
 use crate::config::usage_limits::{OnExceed, Priority};
+
+/// Calls of a caller whose answers are measured at a time, on each thread that serves clients.
+pub(super) const MEASURED_AT_ONCE: usize = 4;
 
 /// The limits of a caller.
 pub struct CallerUsage {
@@ -25,6 +29,8 @@ pub struct CallerUsage {
     pub(super) counters: Arc<RefusalCounters>,
     pub(super) range_cap: Option<RangeCap>,
     pub(super) answer_cap: Option<AnswerCap>,
+    /// Places of calls whose answers are measured.
+    pub(super) measured: Semaphore,
     pub(super) priority: Priority,
 }
 
@@ -135,6 +141,11 @@ impl CallerUsage {
     #[must_use]
     pub fn answer_cap(&self) -> Option<AnswerCap> {
         self.answer_cap
+    }
+
+    /// Waits until the answer of another call may be measured, in the order of the calls. Cancel-safe.
+    pub async fn turn_to_measure(&self) -> Option<SemaphorePermit<'_>> {
+        self.measured.acquire().await.ok()
     }
 
     /// Counts a request for an answer of too many bytes.

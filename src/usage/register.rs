@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
 use serde::Serialize;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::caller_usage::{AnswerCap, CallerUsage, RangeCap};
+use super::caller_usage::{AnswerCap, CallerUsage, MEASURED_AT_ONCE, RangeCap};
 use super::exceeded::{LimitScope, RefusalCounters};
 use super::limiter::Limiter;
 use super::shedding::Shedding;
@@ -196,6 +197,7 @@ impl UsageRegister {
             mode: settings.limits_mode,
             range_cap: range_cap.min_by_key(|cap| (cap.keys, std::cmp::Reverse(cap.on_exceed))),
             answer_cap: answer_cap.min_by_key(|cap| cap.bytes),
+            measured: Semaphore::new(MEASURED_AT_ONCE),
             priority: scopes.iter().filter_map(|(_, limits)| limits.priority).min().unwrap_or_default(),
             counters: Arc::clone(&self.counters),
             scopes: scopes.into_iter().map(|(key, limits)| self.limiter(key, limits)).collect(),

@@ -5,7 +5,13 @@ use std::time::Duration;
 
 use keyward::pb::etcdserverpb::kv_client::KvClient;
 use keyward::pb::etcdserverpb::request_op::Request;
-use keyward::pb::etcdserverpb::{DeleteRangeRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest};
+use keyward::pb::etcdserverpb::{
+    Compare, DeleteRangeRequest, PutRequest, RangeRequest, RangeResponse, RequestOp, TxnRequest,
+};
+use keyward::pb::v3electionpb::election_client::ElectionClient;
+use keyward::pb::v3electionpb::{CampaignRequest, LeaderRequest};
+use keyward::pb::v3lockpb::LockRequest;
+use keyward::pb::v3lockpb::lock_client::LockClient;
 use prost::Message as _;
 use tonic::{Code, Status};
 
@@ -61,7 +67,8 @@ async fn gathered(direct: &Caller, request: &RangeRequest) -> usize {
     }
     let is_picked = request.sort_order != 0 || request.min_mod_revision != 0;
     let read = RangeRequest {
-        limit: if is_picked { 0 } else { request.limit },
+        // etcd reads one pair more, for `more`.
+        limit: if is_picked || request.limit == 0 { 0 } else { request.limit + 1 },
         sort_order: 0,
         sort_target: 0,
         min_mod_revision: 0,
@@ -69,6 +76,50 @@ async fn gathered(direct: &Caller, request: &RangeRequest) -> usize {
         ..request.clone()
     };
     range(direct, read).await.expect("a range at the member").encoded_len()
+}
+
+fn operation(request: Request) -> RequestOp {
+    RequestOp { request: Some(request) }
+}
+
+/// Requests whose answers are short, or that read what they have written, or that are nested deeper than most decoders read: all are
+/// refused for what etcd would gather.
+async fn gathered_without_an_answer(through: &Caller) {
+    let all = RangeRequest { key: "/a/".into(), range_end: "/a0".into(), ..RangeRequest::default() };
+    let compare = Compare { key: "/a/".into(), range_end: "/a0".into(), ..Compare::default() };
+    let value = vec![7; 900_000];
+    let put = PutRequest { key: "/a/own".into(), value: value.into(), ..PutRequest::default() };
+    let own = RangeRequest { key: "/a/own".into(), ..RangeRequest::default() };
+    let innermost =
+        TxnRequest { success: vec![operation(Request::RequestRange(all))], ..TxnRequest::default() };
+    let nested = (0..60).fold(innermost, |inner, _| TxnRequest {
+        success: vec![operation(Request::RequestTxn(inner))],
+        ..TxnRequest::default()
+    });
+    let own_twice = [put.clone()].map(Request::RequestPut).map(operation);
+    let own_twice =
+        [own_twice.as_slice(), &[own.clone(), own].map(Request::RequestRange).map(operation)].concat();
+    let txns = [
+        ("a compare", TxnRequest { compare: vec![compare], ..TxnRequest::default() }),
+        ("its own Put", TxnRequest { success: own_twice, ..TxnRequest::default() }),
+        ("nested", nested),
+    ];
+    let mut client = KvClient::new(through.channel.clone());
+    for (name, txn) in txns {
+        let status = client.txn(through.request(txn)).await.expect_err(name);
+        assert!(status.message().contains("more than 1048576 bytes"), "{name}: {status}");
+    }
+    let mut election = ElectionClient::new(through.channel.clone());
+    let leader = LeaderRequest { name: "/a".into() };
+    let status = election.leader(through.request(leader)).await.expect_err("a prefix that is no election's");
+    assert!(status.message().contains("more than 1048576 bytes"), "{status}");
+    let campaign = CampaignRequest { name: "/a".into(), lease: 7, ..CampaignRequest::default() };
+    let status = election.campaign(through.request(campaign)).await.expect_err("refused");
+    assert!(status.message().contains("more than 1048576 bytes"), "{status}");
+    let lock = LockRequest { name: "/a".into(), lease: 7 };
+    let status =
+        LockClient::new(through.channel.clone()).lock(through.request(lock)).await.expect_err("refused");
+    assert!(status.message().contains("more than 1048576 bytes"), "{status}");
 }
 
 #[tokio::test]
@@ -112,6 +163,7 @@ async fn what_is_refused_is_what_etcd_would_gather() {
         }
         println!("{version}: {same} the same, {refused} refused");
         assert!(same > 50 && refused > 50);
+        gathered_without_an_answer(&through).await;
         let all = |prev_kv| DeleteRangeRequest { key: "/a/".into(), range_end: "/a0".into(), prev_kv };
         let mut client = KvClient::new(through.channel.clone());
         let status = client.delete_range(through.request(all(true))).await.expect_err("refused");

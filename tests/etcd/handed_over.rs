@@ -239,6 +239,45 @@ async fn a_successor_that_cannot_serve_changes_nothing_and_without_a_predecessor
     assert!(hello(site.listen).await.is_err(), "no copy of the socket is left behind");
 }
 
+/// A listener that the successor does not have closes as at a reload: whoever has connected is served, and its file goes.
+#[tokio::test]
+async fn a_listener_that_the_successor_does_not_have_resets_nobody() {
+    let cluster = Cluster::start(&newest("3.6"), Options::default()).await;
+    let site = Site::new();
+    let path = site.file("further.sock");
+    let without = configured(&site, &cluster).replace("1h", "0s");
+    let further =
+        format!("{{ name = \"further\", address = \"unix:{}\" }}, {{ name = \"main\"", path.display());
+    let with = without.replace("{ name = \"main\"", &further);
+    let mut keyward = Keyward::start(site, &with).await;
+    let mut served = 0;
+    for _ in 0..3 {
+        let loops = (0..6).map(|_| connected_until_refused(&path));
+        let (mut counts, (ended, next)) =
+            futures_util::future::join(futures_util::future::join_all(loops), keyward.succeeded(&without))
+                .await;
+        assert_eq!(ended.code(), Some(0));
+        served += counts.drain(..).sum::<u32>();
+        assert!(!path.exists(), "the socket's file goes with its listener");
+        let (_, again) = next.succeeded(&with).await;
+        keyward = again;
+    }
+    println!("{served} connections served");
+    assert!(served > 30);
+}
+
+/// Connects again and again until nobody listens. Every connection is served.
+async fn connected_until_refused(path: &std::path::Path) -> u32 {
+    let mut served = 0;
+    while let Ok(mut stream) = tokio::net::UnixStream::connect(path).await {
+        stream.write_all(HELLO).await.expect("a connection takes bytes");
+        let mut frame = [0; 9];
+        stream.read_exact(&mut frame).await.expect("whoever has connected is served");
+        served += 1;
+    }
+    served
+}
+
 /// Ends a process that is no child of ours, when dropped too.
 struct Adopted(rustix::process::Pid);
 
