@@ -9,6 +9,8 @@
 //! outcome: the command may be repeated; after `policy apply`, `policy rollback` and `grant` look first).
 //! Must not know: the implementation of a command. Invariant: an answer goes to stdout, an error to stderr.
 
+#[path = "main/audit_search.rs"]
+mod audit_search;
 #[path = "main/check_command.rs"]
 mod check_command;
 #[path = "main/config_arguments.rs"]
@@ -30,7 +32,6 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -43,14 +44,13 @@ use keyward::admin::table::TableWidth;
 use keyward::app::control_runtime::ControlRuntime;
 use keyward::app::{self, audit_files};
 use keyward::audit::head_signature;
-use keyward::audit::record::Timestamp;
-use keyward::audit::search::{AuditSearch, FoundRecord};
 use keyward::config::{self, Config, ConfigFaults, ConfigSources, ConfigWarning};
 use keyward::reload;
 use keyward::telemetry;
 use keyward::telemetry::printable;
 use serde::Serialize;
 
+use audit_search::AuditSearchArguments;
 use config_arguments::ConfigArguments;
 
 /// jemalloc returns freed memory to the operating system (see `Cargo.toml`).
@@ -257,28 +257,7 @@ enum AuditCommand {
         public_key: Option<PathBuf>,
     },
     /// Prints the records for which all conditions hold.
-    Search {
-        /// The files, in any order.
-        #[arg(required = true, value_name = "FILE")]
-        files: Vec<PathBuf>,
-        /// A key: ranges that cover the key match too.
-        #[arg(long, conflicts_with = "prefix")]
-        key: Option<String>,
-        /// The beginning of keys.
-        #[arg(long)]
-        prefix: Option<String>,
-        /// Age of the oldest record: "90s", "30m", "2h".
-        #[arg(long, value_parser = config::duration, value_name = "AGE")]
-        since: Option<Duration>,
-        /// The peer, or the etcd user.
-        #[arg(long)]
-        peer: Option<String>,
-        /// The method, such as Put or DeleteRange.
-        #[arg(long)]
-        method: Option<String>,
-        #[command(flatten)]
-        as_what: OutputArgs,
-    },
+    Search(Box<AuditSearchArguments>),
     /// Writes a new signing key into a new file, for audit.signing_key_file, and its public key beside.
     Keygen {
         /// The file; only its owner may read it.
@@ -389,19 +368,7 @@ fn audit(command: AuditCommand) -> ExitCode {
                 Err(error) => fail(&error.to_string(), ExitCode::FAILURE),
             }
         }
-        AuditCommand::Search { files, key, prefix, since, peer, method, as_what } => {
-            let since = since.map(|age| Timestamp(SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH)));
-            let (key, prefix) = (key.map(String::into_bytes), prefix.map(String::into_bytes));
-            let search = AuditSearch { key, prefix, since, peer, method };
-            let print = |line: &[u8], found: &FoundRecord| match as_what.output {
-                OutputForm::Table => writeln!(io::stdout(), "{found}"),
-                OutputForm::Json => io::stdout().write_all(line),
-            };
-            match audit_files::search(&files, &search, print) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => fail(&error.to_string(), ExitCode::FAILURE),
-            }
-        }
+        AuditCommand::Search(asked) => audit_search::search(*asked),
         AuditCommand::Keygen { file } => match head_signature::write_key_pair(&file) {
             Ok(public) => {
                 let told = writeln!(io::stdout(), "the public key is in {}", public.display());

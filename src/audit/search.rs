@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::record::{AuditedRange, Timestamp};
 use crate::rpc::key_range::end_of_prefix;
+use crate::rpc::method::METHODS;
 
 /// The conditions of a search. All must hold.
 #[derive(Clone, Debug, Default)]
@@ -20,10 +21,45 @@ pub struct AuditSearch {
     pub prefix: Option<Vec<u8>>,
     /// The record is not older.
     pub since: Option<Timestamp>,
+    /// The record is not younger.
+    pub until: Option<Timestamp>,
     /// The peer, or the etcd user.
     pub peer: Option<String>,
-    /// The path of the method, or its last part.
+    /// The etcd user.
+    pub user: Option<String>,
+    /// The path of the method, or its last part, in any case; or a part of such a name, if it names no
+    /// method.
     pub method: Option<String>,
+    /// The event.
+    pub event: Option<String>,
+    /// The code, or the result of a command, in any case.
+    pub code: Option<String>,
+    /// The verdict of the policy.
+    pub verdict: Option<SearchedVerdict>,
+    /// The replica that wrote the record.
+    pub replica: Option<String>,
+}
+
+/// A verdict of the policy, as a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum SearchedVerdict {
+    /// A grant allows the call.
+    Allowed,
+    /// The call was refused.
+    Refused,
+    /// The call would be refused if the policy were enforced.
+    #[value(name = "would_refuse")]
+    WouldRefuse,
+}
+
+impl SearchedVerdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Refused => "refused",
+            Self::WouldRefuse => "would_refuse",
+        }
+    }
 }
 
 /// The fields of a record shown by a search.
@@ -46,6 +82,10 @@ pub struct FoundRecord {
     policy_mode: Option<String>,
     revision: Option<i64>,
     lease: Option<String>,
+    replica: Option<String>,
+    verdict: Option<String>,
+    rule: Option<String>,
+    limit: Option<String>,
     ranges: Vec<AuditedRange>,
     ranges_omitted: u64,
 }
@@ -60,17 +100,33 @@ impl AuditSearch {
 
     fn holds(&self, record: &FoundRecord) -> bool {
         let is = |field: &Option<String>, wanted: &str| field.as_deref() == Some(wanted);
-        let method = |wanted: &String| {
-            let method = record.method.as_ref().or(record.command.as_ref());
-            method.is_some_and(|method| method == wanted || method.rsplit('/').next() == Some(wanted))
-        };
+        let method = record.method.as_ref().or(record.command.as_ref());
+        let code = record.code.as_ref().or(record.result.as_ref());
+        let is_code = |wanted: &String| code.is_some_and(|code| code.eq_ignore_ascii_case(wanted));
         // Times have one length, so that their texts compare as the times do.
         self.since.is_none_or(|since| record.time >= since.to_string())
+            && self.until.is_none_or(|until| record.time <= until.to_string())
             && self.peer.as_ref().is_none_or(|peer| is(&record.peer, peer) || is(&record.user, peer))
-            && self.method.as_ref().is_none_or(method)
+            && self.user.as_ref().is_none_or(|user| is(&record.user, user))
+            && self
+                .method
+                .as_ref()
+                .is_none_or(|wanted| method.is_some_and(|method| is_method(method, wanted)))
+            && self.event.as_ref().is_none_or(|event| record.event == *event)
+            && self.code.as_ref().is_none_or(is_code)
+            && self.verdict.is_none_or(|verdict| is(&record.verdict, verdict.word()))
+            && self.replica.as_ref().is_none_or(|replica| is(&record.replica, replica))
             && self.key.as_ref().is_none_or(|key| may_touch(record, |range| has_key(range, key)))
             && self.prefix.as_ref().is_none_or(|prefix| may_touch(record, |range| has_prefix(range, prefix)))
     }
+}
+
+/// True if a person who writes `wanted` means the method.
+fn is_method(method: &str, wanted: &str) -> bool {
+    let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+    let (own, wanted_name) = (name(method), wanted.to_ascii_lowercase());
+    let names_one = METHODS.iter().any(|row| name(row.path) == wanted_name);
+    method == wanted || own == wanted_name || (!names_one && own.contains(&wanted_name))
 }
 
 /// True if the call touched such a range, or may have: the record does not name all of its ranges.
@@ -123,6 +179,14 @@ impl fmt::Display for FoundRecord {
         }
         if let Some(reason) = &self.reason {
             write!(f, " reason {reason:?}")?;
+        }
+        match (self.verdict.as_deref(), &self.rule) {
+            (Some("refused"), Some(rule)) => write!(f, " refused by the policy: {rule:?}")?,
+            (Some("would_refuse"), Some(rule)) => write!(f, " would be refused by the policy: {rule:?}")?,
+            _ => {}
+        }
+        if let Some(limit) = &self.limit {
+            write!(f, " refused by the limit {limit:?}")?;
         }
         if let Some(remote) = &self.remote {
             write!(f, " from {remote}")?;
@@ -228,11 +292,40 @@ mod tests {
             ("password:al", "/etcdserverpb.KV/DeleteRange", true),
             ("a", "DeleteRange", false),
             ("al", "Range", false),
+            ("al", "deleterange", true),
+            ("al", "delete", true),
+            ("al", "put", false),
         ] {
             let search = AuditSearch { peer: Some(peer.into()), method: Some(method.into()), ..by_key(b"k") };
             assert_eq!(search.find(&record).is_some(), found, "{peer} {method}");
         }
+        for (search, found) in [
+            (AuditSearch { until: Some(Timestamp(midnight)), ..by_key(b"k") }, true),
+            (
+                AuditSearch { until: Some(Timestamp(midnight - Duration::from_micros(1))), ..by_key(b"k") },
+                false,
+            ),
+            (AuditSearch { user: Some("al".into()), ..by_key(b"k") }, true),
+            (AuditSearch { user: Some("password:al".into()), ..by_key(b"k") }, false),
+            (AuditSearch { event: Some("change".into()), ..by_key(b"k") }, true),
+            (AuditSearch { event: Some("read".into()), ..by_key(b"k") }, false),
+            (AuditSearch { code: Some("ok".into()), ..by_key(b"k") }, true),
+            (AuditSearch { code: Some("Unavailable".into()), ..by_key(b"k") }, false),
+            (AuditSearch { replica: Some("r1".into()), ..by_key(b"k") }, false),
+        ] {
+            assert_eq!(search.find(&record).is_some(), found, "{search:?}");
+        }
         assert!(AuditSearch::default().find(b"no record").is_none());
+        let mut judged = String::from_utf8(record.clone()).unwrap();
+        judged.insert_str(
+            judged.len() - 1,
+            r#","verdict":"would_refuse","rule":"no_grant: write","replica":"r1","limit":"peer calls_per_second""#,
+        );
+        let by = |verdict| AuditSearch { verdict: Some(verdict), replica: Some("r1".into()), ..by_key(b"k") };
+        assert!(by(SearchedVerdict::Refused).find(judged.as_bytes()).is_none());
+        let shown = by(SearchedVerdict::WouldRefuse).find(judged.as_bytes()).unwrap().to_string();
+        assert!(shown.contains(r#"would be refused by the policy: "no_grant: write""#), "{shown}");
+        assert!(shown.contains(r#"refused by the limit "peer calls_per_second""#), "{shown}");
         let shown = AuditSearch::default().find(&record).unwrap().to_string();
         assert!(
             shown.contains("DeleteRange") && shown.ends_with("\"password:al\" as \"al\" write \"k\""),
