@@ -370,6 +370,7 @@ fn record_put(log: &AuditLog, method: &'static Method, body: &[u8]) -> bool {
         verdict: Some("allowed"),
         rule: Some("app.allow[0]"),
         limit: None,
+        refused_by: None,
         user_agent: Some("grpc-go/1.71.0"),
     };
     log.record(Some(place), RoomShare::Common, &record.with_ranges(&ranges));

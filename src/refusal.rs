@@ -8,6 +8,7 @@
 //! begin with `keyward:`.
 
 mod answer_refusals;
+mod refusal_reason;
 mod unread_refusals;
 mod unsent_refusals;
 
@@ -16,6 +17,8 @@ use std::fmt;
 
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, utf8_percent_encode};
+
+pub use self::refusal_reason::{AnswerEnd, RefusalReason};
 
 /// The header or trailer with the status code.
 pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -72,6 +75,15 @@ impl Refusal {
     /// Denied by policy.
     pub const PERMISSION_DENIED: Self =
         refusal(RefusalReason::Policy, Code::PermissionDenied, "etcdserver: permission denied");
+    /// The etcd user of the caller is blocked.
+    pub const BLOCKED: Self =
+        refusal(RefusalReason::Blocked, Code::PermissionDenied, "etcdserver: permission denied");
+    /// The keys are outside of the caller's namespace, or the caller has another one since.
+    pub const OUTSIDE_NAMESPACE: Self =
+        refusal(RefusalReason::Namespace, Code::PermissionDenied, "etcdserver: permission denied");
+    /// A rule refuses the peer, or none makes an etcd user of the peer.
+    pub const NO_ETCD_USER: Self =
+        refusal(RefusalReason::Mapping, Code::PermissionDenied, "etcdserver: permission denied");
     /// The user named by a credential no longer exists. Only as a translation of a member's status.
     pub const USER_NOT_FOUND: Self =
         refusal(RefusalReason::Member, Code::FailedPrecondition, "etcdserver: user name not found");
@@ -314,6 +326,14 @@ impl Refusal {
         self.reason
     }
 
+    /// The refusal of a member who was asked for its verdict, because another member would serve the call
+    /// without one.
+    #[must_use]
+    pub fn of_patch(self) -> Self {
+        let is_verdict = self.reason == RefusalReason::Member && self.code == Code::PermissionDenied;
+        Self { reason: if is_verdict { RefusalReason::Patch } else { self.reason }, ..self }
+    }
+
     /// The text, not yet percent-encoded.
     #[must_use]
     pub fn message(&self) -> &str {
@@ -345,58 +365,6 @@ const fn malformed(message: &'static str) -> Refusal {
 
 const fn refusal(reason: RefusalReason, code: Code, message: &'static str) -> Refusal {
     Refusal { code, message: Cow::Borrowed(message), reason }
-}
-
-/// Why a call was refused: the label of the metric of refused calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "`name` and the table of docs/metrics.md say it")]
-pub enum RefusalReason {
-    Token,
-    NoIdentity,
-    Password,
-    AuthOff,
-    AuthRevision,
-    Policy,
-    Limit,
-    NoMember,
-    TimedOut,
-    Deadline,
-    Canceled,
-    TooLarge,
-    Malformed,
-    Unknown,
-    Audit,
-    Defragmentation,
-    Suspect,
-    Draining,
-    Internal,
-    Member,
-}
-
-impl RefusalReason {
-    /// The names of all reasons, in the order of the variants.
-    pub const NAMES: [&str; 20] = [
-        "token",
-        "no_identity",
-        "password",
-        "auth_off",
-        "auth_revision",
-        "policy",
-        "limit",
-        "no_member",
-        "timed_out",
-        "deadline",
-        "canceled",
-        "too_large",
-        "malformed",
-        "unknown",
-        "audit",
-        "defragmentation",
-        "suspect",
-        "draining",
-        "internal",
-        "member",
-    ];
 }
 
 /// The outcome of a call: a member's answer, or a refusal. The origin is not recorded.

@@ -6,6 +6,9 @@
 #[path = "docs/cited_tests.rs"]
 mod cited_tests;
 #[cfg(test)]
+#[path = "docs/error_texts.rs"]
+mod error_texts;
+#[cfg(test)]
 #[path = "docs/etcd_versions.rs"]
 mod etcd_versions;
 #[cfg(test)]

@@ -408,6 +408,9 @@ pub struct CallAuditRecord<'a> {
     /// The limit that refused the call: its scope and its key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<&'a str>,
+    /// The maker of the error at the end: etcd, or Keyward for this reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused_by: Option<&'static str>,
     /// The client's user agent.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
     pub user_agent: Option<&'a str>,

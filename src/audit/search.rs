@@ -86,6 +86,7 @@ pub struct FoundRecord {
     verdict: Option<String>,
     rule: Option<String>,
     limit: Option<String>,
+    refused_by: Option<String>,
     ranges: Vec<AuditedRange>,
     ranges_omitted: u64,
 }
@@ -181,12 +182,15 @@ impl fmt::Display for FoundRecord {
             write!(f, " reason {reason:?}")?;
         }
         match (self.verdict.as_deref(), &self.rule) {
-            (Some("refused"), Some(rule)) => write!(f, " refused by the policy: {rule:?}")?,
-            (Some("would_refuse"), Some(rule)) => write!(f, " would be refused by the policy: {rule:?}")?,
+            (Some("refused"), Some(rule)) => write!(f, " by the rule {rule:?}")?,
+            (Some("would_refuse"), Some(rule)) => write!(f, " would be refused by the rule {rule:?}")?,
             _ => {}
         }
+        if let Some(refused_by) = &self.refused_by {
+            write!(f, " refused by {refused_by}")?;
+        }
         if let Some(limit) = &self.limit {
-            write!(f, " refused by the limit {limit:?}")?;
+            write!(f, " {limit:?}")?;
         }
         if let Some(remote) = &self.remote {
             write!(f, " from {remote}")?;
@@ -319,13 +323,13 @@ mod tests {
         let mut judged = String::from_utf8(record.clone()).unwrap();
         judged.insert_str(
             judged.len() - 1,
-            r#","verdict":"would_refuse","rule":"no_grant: write","replica":"r1","limit":"peer calls_per_second""#,
+            r#","verdict":"would_refuse","rule":"no_grant: write","replica":"r1","refused_by":"limit","limit":"peer calls_per_second""#,
         );
         let by = |verdict| AuditSearch { verdict: Some(verdict), replica: Some("r1".into()), ..by_key(b"k") };
         assert!(by(SearchedVerdict::Refused).find(judged.as_bytes()).is_none());
         let shown = by(SearchedVerdict::WouldRefuse).find(judged.as_bytes()).unwrap().to_string();
-        assert!(shown.contains(r#"would be refused by the policy: "no_grant: write""#), "{shown}");
-        assert!(shown.contains(r#"refused by the limit "peer calls_per_second""#), "{shown}");
+        assert!(shown.contains(r#"would be refused by the rule "no_grant: write""#), "{shown}");
+        assert!(shown.contains(r#"refused by limit "peer calls_per_second""#), "{shown}");
         let shown = AuditSearch::default().find(&record).unwrap().to_string();
         assert!(
             shown.contains("DeleteRange") && shown.ends_with("\"password:al\" as \"al\" write \"k\""),

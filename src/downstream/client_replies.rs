@@ -22,7 +22,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::future::LocalBoxFuture;
 use hyper::rt::Executor as _;
 
-use crate::refusal::Status;
+use crate::refusal::AnswerEnd;
 use crate::rpc::frame::{PREFIX, write_prefix};
 use crate::tasks::{Guarded, LocalExecutor};
 
@@ -43,7 +43,7 @@ pub enum ClientReply {
     /// One or more framed messages, and a guard kept until HTTP/2 has taken the bytes.
     Messages(Bytes, TakenGuard),
     /// The end of the stream, with the final status: a member's, or a refusal of Keyward's.
-    End(Status),
+    End(AnswerEnd),
 }
 
 /// A guard; dropping the guard signals that the message was taken.
@@ -63,7 +63,7 @@ struct ReplyQueue {
     apart: VecDeque<(Bytes, TakenGuard)>,
     bytes: usize,
     messages: usize,
-    end: Option<Box<Status>>,
+    end: Option<Box<AnswerEnd>>,
     /// The stream's work, once the work waits for the queue.
     task: Option<Waker>,
     task_waits_for: QueueWait,
@@ -165,7 +165,7 @@ impl ReplyQueue {
             self.tell_task();
             return Some(ClientReply::Messages(framed, keep));
         }
-        self.end.take().map(|status| ClientReply::End(*status))
+        self.end.take().map(|end| ClientReply::End(*end))
     }
 }
 
@@ -263,9 +263,9 @@ impl ReplySender {
     }
 
     /// Sends the end of the stream, behind all messages. Later messages and ends are not sent.
-    pub fn end(&self, status: Status) {
+    pub fn end(&self, end: impl Into<AnswerEnd>) {
         let mut queue = self.0.borrow_mut();
-        queue.end.get_or_insert_with(|| Box::new(status));
+        queue.end.get_or_insert_with(|| Box::new(end.into()));
         queue.wake_body();
     }
 
@@ -369,6 +369,7 @@ mod tests {
     use std::task::Wake;
 
     use super::*;
+    use crate::refusal::Status;
     use crate::rpc::frame::{FrameReader, encode};
 
     #[derive(Default)]

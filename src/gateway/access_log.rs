@@ -26,7 +26,7 @@ use crate::gateway::hot_prefixes::HotPrefixes;
 use crate::gateway::slow_calls::{SlowCall, SlowCalls, SlowParts};
 use crate::identity::{MemberId, UserName};
 use crate::members::membership::Member;
-use crate::refusal::{Code, Refusal, Status};
+use crate::refusal::{AnswerEnd, Code, Refusal, RefusalReason, Status};
 use crate::rpc::method::{Handler, Lane, Method, StreamingSides};
 use crate::rpc::trace_id::{TRACEPARENT, TRACESTATE, TraceId, TraceParent};
 use crate::telemetry::access_settings::{AccessLogSettings, CallOutcome, RecordedCalls, SampleCounter};
@@ -90,6 +90,8 @@ pub struct AccessRecord {
     /// When the call arrived.
     pub started: Instant,
     code: Option<Code>,
+    /// The reason of Keyward's refusal.
+    refused: Option<RefusalReason>,
     peer: Cell<Option<Rc<str>>>,
     user: Cell<Option<UserName>>,
     session: Cell<Option<SessionId>>,
@@ -121,6 +123,7 @@ impl AccessRecord {
             origin,
             started: Instant::now(),
             code: None,
+            refused: None,
             peer: Cell::default(),
             user: Cell::default(),
             session: Cell::default(),
@@ -329,8 +332,59 @@ impl AccessRecord {
 
     /// Counts the refusal of the call, and notes its end.
     pub fn refused(&mut self, refusal: &Refusal) {
-        self.sinks.metrics.refusals.count(refusal.reason() as usize);
-        self.ended_with(refusal.status());
+        self.ended_by(refusal.clone().into());
+    }
+
+    /// Notes the end of the call, and counts a refusal. Later ends are ignored.
+    pub fn ended_by(&mut self, end: AnswerEnd) {
+        if self.code.is_some() {
+            return;
+        }
+        if let Some(reason) = end.refused {
+            self.sinks.metrics.refusals.count(reason as usize);
+            self.refused = Some(reason);
+        }
+        self.ended_with(end.status);
+    }
+
+    /// Counts each watch refused on the call's stream, which goes on, and logs the watch as a failed call.
+    pub fn refused_watches(&self) -> impl Fn(&Refusal) + use<> {
+        let (sinks, origin, method) = (Rc::clone(&self.sinks), Rc::clone(&self.origin), self.method);
+        let user = self.user.take();
+        self.user.set(user.clone());
+        let peer = self.peer();
+        move |refusal| {
+            sinks.metrics.refusals.count(refusal.reason() as usize);
+            origin.figures.end_call(refusal.code(), Instant::now);
+            let log = &sinks.log;
+            let chosen_by =
+                log.settings.get().choose(CallOutcome { is_error: true, took: None }, &log.samples);
+            let Some(chosen_by) = chosen_by.filter(|_| log.refused.may_log(peer.as_deref())) else { return };
+            tracing::info!(
+                target: telemetry::ACCESS,
+                method = method.path,
+                code = refusal.code().name(),
+                peer = peer.as_deref(),
+                user = user.as_ref().map(UserName::as_str),
+                reason = refusal.message(),
+                refused_by = refusal.reason().name(),
+                listener = &*origin.listener,
+                remote = origin.remote_text.as_ref().map(tracing::field::display),
+                user_agent = origin.user_agent(),
+                chosen_by,
+                "watch refused"
+            );
+        }
+    }
+
+    /// The maker of the error at the call's end: etcd, or Keyward for this reason. `None` for a success,
+    /// and for a call that its client gave up.
+    fn refused_by(&self) -> Option<&'static str> {
+        match (self.refused, self.code) {
+            (Some(reason), _) => Some(reason.name()),
+            (None, Some(code)) if code != Code::Ok => Some("etcd"),
+            (None, _) => None,
+        }
     }
 
     /// True once the status code of the call is noted.
@@ -426,6 +480,7 @@ impl AccessRecord {
     fn log(&mut self, code: Code, took: Duration) {
         let Some(chosen_by) = self.chosen_by(code, took) else { return };
         let rare = self.rare.take().unwrap_or_default();
+        let refused_by = self.refused_by();
         tracing::info!(
             target: telemetry::ACCESS,
             method = self.method.path,
@@ -438,6 +493,7 @@ impl AccessRecord {
             attempts = self.attempts.get(),
             sent = self.sent,
             reason = rare.reason.as_deref().map(cut_name),
+            refused_by,
             limit = self.limit.get().map(tracing::field::display),
             keys = rare.ranges.map(|ranges| shown(ranges.take(), code, self.attempts.get())),
             listener = &*self.origin.listener,
@@ -484,6 +540,7 @@ impl Drop for AccessRecord {
                 ended: self.started + took,
             });
         }
+        let refused_by = self.refused_by();
         if let Some(audit) = &sinks.audit {
             let facts = CallFacts {
                 method: self.method,
@@ -497,6 +554,7 @@ impl Drop for AccessRecord {
                 attempts: self.attempts.get(),
                 sent: self.sent,
                 limit: self.limit.get(),
+                refused_by,
             };
             call_audit::write(audit, &sinks.audit_limiter, self.audit.take(), &facts);
         }

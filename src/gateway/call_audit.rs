@@ -225,6 +225,8 @@ pub(super) struct CallFacts<'a> {
     pub(super) attempts: u32,
     pub(super) sent: u64,
     pub(super) limit: Option<Exceeded>,
+    /// The maker of the error at the call's end.
+    pub(super) refused_by: Option<&'static str>,
 }
 
 /// True if a call with this end has certainly changed nothing: it was never sent, or etcd refused it.
@@ -318,6 +320,7 @@ pub(super) fn write(
         verdict: verdict.as_ref().map(|verdict| verdict.verdict),
         rule: verdict.as_ref().and_then(|verdict| verdict.rule.as_deref()),
         limit: limit.as_deref(),
+        refused_by: facts.refused_by,
         user_agent: audit.as_ref().and_then(|audit| audit.user_agent.as_deref()),
     };
     let no_ranges = AuditedRanges::default();
@@ -384,6 +387,7 @@ impl WatchStreamFacts {
             verdict: verdict.as_ref().map(|verdict| verdict.verdict),
             rule: verdict.as_ref().and_then(|verdict| verdict.rule.as_deref()),
             limit: None,
+            refused_by: is_refused.then_some("policy"),
             user_agent: self.stream.user_agent.as_deref(),
         };
         let record = record.with_ranges(&ranges);

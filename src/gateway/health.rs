@@ -90,7 +90,7 @@ pub async fn watch(call: &Call<'_>, body: RequestBody) -> Result<PipelineResult,
             tokio::select! {
                 () = replies.gone() => return,
                 _ = drain.wait_for(Option::is_some) =>
-                    return replies.end(Refusal::SHUTTING_DOWN.status()),
+                    return replies.end(Refusal::SHUTTING_DOWN),
                 changed = ready.changed() => if changed.is_err() { return },
             }
         }

@@ -117,7 +117,7 @@ fn outside_namespace(call: &Call<'_>, OutsideNamespace(action): OutsideNamespace
     audited_request::note_refusal(call);
     call.gateway.metrics.policy.count_refused(action);
     tracing::debug!(method = call.method.path, action, "a request leaves its caller's namespace");
-    Refusal::PERMISSION_DENIED
+    Refusal::OUTSIDE_NAMESPACE
 }
 
 /// A decision, or the future that reads the keys of leases first.

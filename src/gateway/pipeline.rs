@@ -117,7 +117,7 @@ async fn handled(
         measured.await?;
     }
     if let Some(probe) = vulnerable_members::probe(call, &request) {
-        probe.await?;
+        probe.await.map_err(Refusal::of_patch)?;
     }
     match call.method.handler {
         Handler::Observe => streams::observe(call, &request),

@@ -20,7 +20,7 @@ use crate::gateway::access_log::AccessRecord;
 use crate::gateway::active_streams::Registration;
 use crate::gateway::reply_contents::{BrokenEnd, ReplyContents, ReplyPiece, ReplyRest};
 use crate::gateway::unread_answers::{RegisteredAnswer, UnreadRoom};
-use crate::refusal::{Code, GRPC_STATUS, Refusal, Status};
+use crate::refusal::{AnswerEnd, Code, GRPC_STATUS, Refusal, Status};
 use crate::upstream::answer::{self, MemberReply};
 
 /// The body of every response.
@@ -192,10 +192,10 @@ impl Body for Reply {
                 }
                 Some(Ok(Frame::data(bytes)))
             }
-            ReplyPiece::End(trailers) => {
+            ReplyPiece::End(trailers, refused) => {
                 if let Some(mut record) = self.record.take().filter(|record| !record.has_ended()) {
                     match Status::from_headers(&trailers) {
-                        Some(status) => record.ended_with(status),
+                        Some(status) => record.ended_by(AnswerEnd { status, refused }),
                         None => record.ended(Code::Unknown),
                     }
                 }

@@ -16,7 +16,7 @@ use crate::credentials::TokenUseGuard;
 use crate::downstream::client_replies::{ClientReply, ReplyReceiver, TakenGuard};
 use crate::gateway::active_streams::Registration;
 use crate::io::http2_body::Http2Body;
-use crate::refusal::{Refusal, Status};
+use crate::refusal::{Refusal, RefusalReason, Status};
 use crate::rpc::frame::MessageBorder;
 use crate::upstream::answer::OnLoss;
 use crate::upstream::member_connection::InFlight;
@@ -57,8 +57,8 @@ pub(super) struct ReplyContents {
 pub(super) enum ReplyPiece {
     /// Bytes of messages, framed.
     Data(Bytes),
-    /// The trailers.
-    End(HeaderMap),
+    /// The trailers, and the reason if Keyward refuses.
+    End(HeaderMap, Option<RefusalReason>),
     /// No more pieces.
     Nothing,
 }
@@ -133,7 +133,7 @@ impl ReplyContents {
             && let Poll::Ready(refusal) = registration.poll_cut(cx)
         {
             self.held.clear();
-            return self.end(refusal.trailers());
+            return self.end_refused(&refusal);
         }
         if let Some(held) = self.held.pop_front() {
             self.border.pass(&held);
@@ -155,19 +155,24 @@ impl ReplyContents {
                         // Trailers without a status are no honest end either.
                         let told =
                             frame.into_trailers().ok().filter(|told| Status::from_headers(told).is_some());
-                        let trailers = told.unwrap_or_else(|| broken.refusal.trailers());
-                        self.end(trailers)
+                        match told {
+                            Some(trailers) => self.end(trailers),
+                            None => {
+                                let refusal = broken.refusal.clone();
+                                self.end_refused(&refusal)
+                            }
+                        }
                     }
                 },
                 Some(Err(error)) => {
                     tracing::debug!(%error, "a member's stream broke");
                     let on_loss = broken.on_loss.take().filter(|_| !error.is_reset());
-                    let trailers = on_loss.map_or(broken.refusal.trailers(), |on_loss| on_loss().trailers());
-                    self.end(trailers)
+                    let refusal = on_loss.map_or_else(|| broken.refusal.clone(), |on_loss| on_loss());
+                    self.end_refused(&refusal)
                 }
                 None => {
-                    let trailers = broken.refusal.trailers();
-                    self.end(trailers)
+                    let refusal = broken.refusal.clone();
+                    self.end_refused(&refusal)
                 }
             },
             ReplyRest::Ours(said, broken, taken) => {
@@ -177,10 +182,10 @@ impl ReplyContents {
                         *taken = keep;
                         Poll::Ready(ReplyPiece::Data(framed))
                     }
-                    Some(ClientReply::End(status)) => self.end(status.trailers()),
+                    Some(ClientReply::End(end)) => self.end_with(end.status.trailers(), end.refused),
                     None => {
-                        let trailers = broken.trailers();
-                        self.end(trailers)
+                        let refusal = broken.clone();
+                        self.end_refused(&refusal)
                     }
                 }
             }
@@ -188,7 +193,15 @@ impl ReplyContents {
     }
 
     fn end(&mut self, trailers: HeaderMap) -> Poll<ReplyPiece> {
+        self.end_with(trailers, None)
+    }
+
+    fn end_refused(&mut self, refusal: &Refusal) -> Poll<ReplyPiece> {
+        self.end_with(refusal.trailers(), Some(refusal.reason()))
+    }
+
+    fn end_with(&mut self, trailers: HeaderMap, refused: Option<RefusalReason>) -> Poll<ReplyPiece> {
         self.rest = ReplyRest::Nothing;
-        Poll::Ready(ReplyPiece::End(trailers))
+        Poll::Ready(ReplyPiece::End(trailers, refused))
     }
 }

@@ -101,6 +101,7 @@ pub fn watch(
                 .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
             usage: call.record.usage().map(|usage| Box::new(LimitedWatches::new(Rc::clone(usage)))),
             observer: audited_request::watch_observer(call, caller, registration.permits()),
+            refused: Box::new(call.record.refused_watches()),
         }),
     };
     let shared = SharedWatchSession::new(session, timing, body, replies);
@@ -265,7 +266,7 @@ fn within(
         let _keep = &keep;
         // Limits first: a revoked client gets no further message.
         if let Poll::Ready(refusal) = gate.poll(cx, |cx| limited.as_mut().poll(cx)) {
-            replies.end(refusal.status());
+            replies.end(refusal);
             return Poll::Ready(());
         }
         run.poll_unpin(cx)

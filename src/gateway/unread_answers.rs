@@ -503,7 +503,7 @@ impl UnreadAnswer {
         let Some(left) = self.left.get() else { return };
         let taken = match piece {
             ReplyPiece::Data(bytes) => bytes.len(),
-            ReplyPiece::End(_) | ReplyPiece::Nothing => 0,
+            ReplyPiece::End(..) | ReplyPiece::Nothing => 0,
         };
         let needed = units(left);
         self.left.set(Some(left.saturating_sub(taken)));

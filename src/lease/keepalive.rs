@@ -127,21 +127,21 @@ impl KeepAliveStream {
                     ClientRequestItem::Message(message) => {
                         let Some(lease) = running.renewed_lease(&message) else {
                             let refusal = Refusal::not_canonical("not a LeaseKeepAliveRequest");
-                            return client.end(refusal.status());
+                            return client.end(refusal);
                         };
                         match permissions.admit(method, lease, message, Instant::now()) {
                             Ok(Some(message)) => running.asked(message),
                             Ok(None) => {}
-                            Err(refusal) => return client.end(refusal.status()),
+                            Err(refusal) => return client.end(refusal),
                         }
                     }
                     ClientRequestItem::End => running.half_closed = true,
-                    ClientRequestItem::Bad(refusal) => return client.end(refusal.status()),
+                    ClientRequestItem::Bad(refusal) => return client.end(refusal),
                     ClientRequestItem::Gone => return,
                 },
                 judged = permissions.next(), if permissions.is_asking() => {
                     if let Err(refusal) = running.judged(judged) {
-                        return client.end(refusal.status());
+                        return client.end(refusal);
                     }
                 }
                 event = running.event() => match running.handle(event) {

@@ -19,7 +19,7 @@ impl RefusalMetrics {
     /// Registers the metric.
     pub(super) fn registered(registry: &mut Registry) -> Self {
         let refused = Family::default();
-        let help = "Calls that Keyward refused before any answer, by reason";
+        let help = "Calls and streams that Keyward refused, by reason";
         registry.register("calls_refused", help, Family::clone(&refused));
         Self { refused, counters: OnceLock::new() }
     }

@@ -13,6 +13,9 @@ use crate::watch::limited_watches::{LimitedWatches, WatchPauses};
 /// Sees each request message of a client's Watch stream.
 pub type WatchRequestObserver = Box<dyn Fn(&[u8])>;
 
+/// Hears of each watch refused on a stream that goes on.
+pub type RefusedWatchObserver = Box<dyn Fn(&Refusal)>;
+
 /// Decides on the requests of a stream.
 pub struct WatchRequestGate {
     /// The decision on each watch; `None` permits every watch.
@@ -21,6 +24,8 @@ pub struct WatchRequestGate {
     pub usage: Option<Box<LimitedWatches>>,
     /// The observer of the client's requests, if any.
     pub observer: Option<WatchRequestObserver>,
+    /// The observer of refused watches.
+    pub refused: RefusedWatchObserver,
 }
 
 impl WatchRequestGate {
@@ -28,7 +33,7 @@ impl WatchRequestGate {
     pub fn input(&mut self, message: Bytes) -> HubInput {
         let is_permitted = self.access.as_ref().is_none_or(|access| access.permits(&message));
         if is_permitted && self.usage.as_mut().is_some_and(|usage| usage.take(&message).is_err()) {
-            return HubInput::DeniedClient(message, Refusal::TOO_MANY_REQUESTS);
+            return self.denied(message, Refusal::TOO_MANY_REQUESTS);
         }
         if let Some(observer) = &self.observer {
             observer(&message);
@@ -36,8 +41,13 @@ impl WatchRequestGate {
         if is_permitted {
             HubInput::Client(message)
         } else {
-            HubInput::DeniedClient(message, Refusal::PERMISSION_DENIED)
+            self.denied(message, Refusal::PERMISSION_DENIED)
         }
+    }
+
+    fn denied(&self, message: Bytes, refusal: Refusal) -> HubInput {
+        (self.refused)(&refusal);
+        HubInput::DeniedClient(message, refusal)
     }
 
     /// The pauses of the stream now.

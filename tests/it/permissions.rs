@@ -287,6 +287,10 @@ fn a_watch_is_refused_as_etcd_refuses_and_ends_when_its_grant_does() {
         let refused = told(&mut stream).await;
         assert_eq!((refused.created, refused.canceled, refused.watch_id), (true, true, -1));
         assert_eq!(refused.cancel_reason, DENIED_WATCH);
+        assert!(
+            guarded.counted("keyward_calls_refused_total{reason=\"policy\"} 1"),
+            "a watch, not its stream"
+        );
         stream.say(&watch("/a/x", 5)).await;
         let mut call = guarded.member.called(WATCH).await;
         let mut upstream = Vec::new();
@@ -353,6 +357,8 @@ fn a_keepalive_and_a_waiting_lock_end_with_their_grants() {
         let mut again = alice.open(KEEP_ALIVE).await.expect("open");
         again.say(&renew(7)).await;
         assert_eq!(again.finish().await.end.told(), DENIED);
+        // Two Locks and two keepalive streams.
+        assert!(guarded.counted("keyward_calls_refused_total{reason=\"policy\"} 4"));
     });
 }
 

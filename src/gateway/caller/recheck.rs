@@ -38,7 +38,7 @@ impl CallerIdentification {
         let permits = Rc::clone(self.permits(&now, &stream.client));
         // In another namespace the same keys are other keys. A client must not resume by itself.
         if stream.permits.now().namespace != permits.namespace {
-            return Err(Refusal::PERMISSION_DENIED);
+            return Err(Refusal::OUTSIDE_NAMESPACE);
         }
         if stream.request.as_ref().is_some_and(|request| request.is_refused(&permits)) {
             return Err(Refusal::PERMISSION_DENIED);
@@ -112,7 +112,7 @@ impl CallerIdentification {
         }
         let Some(user) = &now.grounds.etcd_user else { return Ok(now) };
         match gateway.sealer.admit_login(user) {
-            Err(LoginInadmissible::Blocked) => Err(Refusal::PERMISSION_DENIED),
+            Err(LoginInadmissible::Blocked) => Err(Refusal::BLOCKED),
             Ok(is) if generation.is_some_and(|then| then < is) => Err(Refusal::INVALID_AUTH_TOKEN),
             Ok(_) | Err(LoginInadmissible::NotKnown) => Ok(now),
         }
@@ -125,7 +125,7 @@ impl CallerIdentification {
     pub fn generation(&self, gateway: &Gateway, caller: &Caller) -> Result<Option<u64>, Refusal> {
         let Some(user) = &caller.grounds.etcd_user else { return Ok(None) };
         gateway.sealer.admit_login(user).map(Some).map_err(|why| match why {
-            LoginInadmissible::Blocked => Refusal::PERMISSION_DENIED,
+            LoginInadmissible::Blocked => Refusal::BLOCKED,
             LoginInadmissible::NotKnown => Refusal::NOTHING_SENT,
         })
     }
@@ -232,6 +232,6 @@ pub(super) fn upstream_caller(gateway: &Gateway, standing: PeerStanding) -> Resu
             Err(Refusal::NOTHING_SENT)
         }
         PeerRank::Unproved => Err(Refusal::INVALID_AUTH_TOKEN),
-        PeerRank::Unknown | PeerRank::Denied => Err(Refusal::PERMISSION_DENIED),
+        PeerRank::Unknown | PeerRank::Denied => Err(Refusal::NO_ETCD_USER),
     }
 }
