@@ -5,6 +5,7 @@
 //! line of a file that is left is a head, and is synced before its lock is free; a record that the
 //! successor has not written is written here once that process is gone, or counted as lost.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -39,8 +40,16 @@ impl Recorder {
             return false;
         }
         let bodies = own.bodies.iter().chain(&batch.bodies).map(Vec::as_slice);
-        let last = batch.is_last.then(|| Instant::now() + LAST_BATCHES);
-        let goes_on = || last.map_or_else(|| self.queue.goes_on(), |last| Instant::now() < last);
+        // At the end of the process the successor has a last moment for the records sent.
+        let last = Cell::new(None);
+        let goes_on = || {
+            if self.queue.goes_on() {
+                return true;
+            }
+            let until = last.get().unwrap_or_else(|| Instant::now() + LAST_BATCHES);
+            last.set(Some(until));
+            Instant::now() < until
+        };
         match successor.relay.send(bodies, goes_on) {
             Ok(()) => {
                 drop(self.queue.room_of(batch));
