@@ -963,7 +963,10 @@ mod tests {
                 assert!(metrics.audit.waiting.get() > 0);
             }
             end(guard);
-            assert_eq!(metrics.audit.waiting.get(), 0);
+            // The process ends before a sink that is too slow: its thread gives the room back when it ends.
+            while metrics.audit.waiting.get() > 0 {
+                thread::yield_now();
+            }
             assert!(metrics.audit.lost("otlp").get() > 0);
             drop(server);
             fs::remove_file(&socket).unwrap();
