@@ -27,8 +27,6 @@ use crate::telemetry::audit_metrics::AuditMetrics;
 
 /// How long a succession waits for the last records.
 const SUCCESSION: Duration = Duration::from_secs(3);
-/// The pause between two attempts to continue the file of a process that was succeeded.
-const RETRY: Duration = Duration::from_millis(500);
 /// How long the end of the process waits for the last records.
 const LAST: Duration = Duration::from_secs(2);
 
@@ -146,7 +144,7 @@ impl AuditBegin {
                     self.log.trouble.note_unwritable(&error);
                 }
             }
-            if !self.log.queue.pause(RETRY) {
+            if !self.log.queue.pause(recorder::RETRY) {
                 return self.log.queue.note_closed();
             }
         }

@@ -40,8 +40,8 @@ const HEADS: Duration = Duration::from_secs(60);
 const LEFT_OUT: Duration = Duration::from_secs(10);
 /// The time between two looks at the path of the file, and at files that stay for a sink.
 const LOOK: Duration = Duration::from_secs(1);
-/// The pause between two attempts to write a batch.
-const RETRY: Duration = Duration::from_millis(500);
+/// The pause between two attempts to write a batch, or to open the file.
+pub(super) const RETRY: Duration = Duration::from_millis(500);
 /// How long the end waits for the last batches of the sinks beside the file. The process waits for two
 /// seconds.
 const LAST_BATCHES: Duration = Duration::from_millis(1500);

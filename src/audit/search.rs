@@ -181,16 +181,16 @@ impl fmt::Display for FoundRecord {
         if let Some(reason) = &self.reason {
             write!(f, " reason {reason:?}")?;
         }
-        match (self.verdict.as_deref(), &self.rule) {
-            (Some("refused"), Some(rule)) => write!(f, " by the rule {rule:?}")?,
-            (Some("would_refuse"), Some(rule)) => write!(f, " would be refused by the rule {rule:?}")?,
-            _ => {}
-        }
         if let Some(refused_by) = &self.refused_by {
             write!(f, " refused by {refused_by}")?;
         }
         if let Some(limit) = &self.limit {
             write!(f, " {limit:?}")?;
+        }
+        match (self.verdict.as_deref(), &self.rule) {
+            (Some("refused"), Some(rule)) => write!(f, " by the rule {rule:?}")?,
+            (Some("would_refuse"), Some(rule)) => write!(f, " would be refused by the rule {rule:?}")?,
+            _ => {}
         }
         if let Some(remote) = &self.remote {
             write!(f, " from {remote}")?;
@@ -330,6 +330,10 @@ mod tests {
         let shown = by(SearchedVerdict::WouldRefuse).find(judged.as_bytes()).unwrap().to_string();
         assert!(shown.contains(r#"would be refused by the rule "no_grant: write""#), "{shown}");
         assert!(shown.contains(r#"refused by limit "peer calls_per_second""#), "{shown}");
+        let limit = r#""refused_by":"limit","limit":"peer calls_per_second""#;
+        let refused = judged.replace("would_refuse", "refused").replace(limit, r#""refused_by":"policy""#);
+        let shown = by(SearchedVerdict::Refused).find(refused.as_bytes()).unwrap().to_string();
+        assert!(shown.contains(r#" refused by policy by the rule "no_grant: write""#), "{shown}");
         let shown = AuditSearch::default().find(&record).unwrap().to_string();
         assert!(
             shown.contains("DeleteRange") && shown.ends_with("\"password:al\" as \"al\" write \"k\""),

@@ -16,8 +16,7 @@ use crate::gateway::usage_limits;
 use crate::members::membership::Membership;
 use crate::refusal::Refusal;
 use crate::rpc::answer_parts::{AnswerPart, AnswerParts};
-use crate::rpc::method::{Lane, Method};
-use crate::rpc::schema::MessageId;
+use crate::rpc::method::Lane;
 use crate::upstream::answer_size;
 use crate::upstream::permission_probe::PermissionProbe;
 use crate::usage::caller_usage::{AnswerCap, CallerUsage};
@@ -32,7 +31,8 @@ pub fn measure<'a>(
     request: &'a UnaryRequest,
 ) -> Option<LocalBoxFuture<'a, Result<(), Refusal>>> {
     let cap = call.record.usage()?.answer_cap()?;
-    if !gathers_pairs(call.method) {
+    // RangeStream sends its pairs while it reads them.
+    if call.method.lane == Lane::Bulk {
         return None;
     }
     let parts = AnswerParts::of(call.method.body, request.message())?;
@@ -48,22 +48,6 @@ pub fn measure<'a>(
         return None;
     }
     Some(measured(call, request, cap, parts).boxed_local())
-}
-
-/// The methods for which etcd gathers pairs. RangeStream sends its pairs while it reads them, and the keys
-/// of a lease, whose values nobody reads, cannot be read in pages.
-fn gathers_pairs(method: &Method) -> bool {
-    let body = matches!(
-        method.body,
-        MessageId::RangeRequest
-            | MessageId::DeleteRangeRequest
-            | MessageId::PutRequest
-            | MessageId::TxnRequest
-            | MessageId::LockRequest
-            | MessageId::CampaignRequest
-            | MessageId::LeaderRequest
-    );
-    body && method.lane != Lane::Bulk
 }
 
 /// Upper bound on the bytes of all keys and values, as of the members' last Status: the database has each at

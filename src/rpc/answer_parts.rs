@@ -108,7 +108,8 @@ impl AnswerPart {
 }
 
 impl AnswerParts {
-    /// The parts of a message checked before; `None` if etcd reads no pairs for it.
+    /// The parts of a message checked before; `None` if etcd reads no pairs for it. The keys of a lease,
+    /// whose values nobody reads, are no part: they cannot be read in pages.
     #[must_use]
     pub fn of(body: MessageId, message: &[u8]) -> Option<Self> {
         let part = match body {

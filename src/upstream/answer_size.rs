@@ -63,7 +63,7 @@ pub async fn measure(
     let (mut size, mut left) = (0, part.most_keys.unwrap_or(u64::MAX));
     let mut keys = FIRST_PAGE.min(largest_page);
     // The first page is of the whole range: etcd judges the rights on all of it.
-    let mut within: Option<PrefixOfPages> = None;
+    let mut end: Option<Bytes> = None;
     // Bytes by which the prefix behind a prefix is shorter: twice as many each time, of keys that may be
     // long.
     let mut shorter_by = 1;
@@ -92,46 +92,35 @@ pub async fn measure(
             Some((first, last)) => {
                 let counted = u64::try_from(page.count).unwrap_or_default();
                 if counted > read * COUNTED {
-                    within = PrefixOfPages::of(&first.key, &last.key, &part.range_end).or(within);
+                    end = end_inside(common_prefix(&first.key, &last.key), &part.range_end).or(end);
                 }
                 range.key = behind(&last.key);
                 shorter_by = 1;
             }
             None => {
-                let Some(prefix) = within else { break };
-                range.key = Bytes::from(prefix.end);
-                within = PrefixOfPages::around(&range.key, shorter_by, &part.range_end);
+                let Some(begin) = end else { break };
+                let around = &begin[..begin.len().saturating_sub(shorter_by)];
+                end = end_inside(around, &part.range_end);
+                range.key = begin;
                 shorter_by *= 2;
             }
         }
-        range.range_end = within.as_ref().map_or(part.range_end.clone(), |prefix| prefix.end.clone().into());
+        range.range_end = end.clone().unwrap_or_else(|| part.range_end.clone());
     }
     Ok(Some(size))
 }
 
-/// A prefix whose keys are read before those behind.
-struct PrefixOfPages {
-    /// The end of its keys, before the end of the range.
-    end: Vec<u8>,
+/// The end of the keys with `prefix`; `None` if these go on to the end of the range.
+fn end_inside(prefix: &[u8], range_end: &[u8]) -> Option<Bytes> {
+    let end = end_of_prefix(prefix)?;
+    let is_inside = range_end == b"\0" || &end[..] < range_end;
+    is_inside.then(|| end.into())
 }
 
-impl PrefixOfPages {
-    /// The common prefix of the keys of a page; `None` if its keys go on to the end of the range.
-    fn of(first: &[u8], last: &[u8], range_end: &[u8]) -> Option<Self> {
-        let common = first.iter().zip(last).take_while(|(one, other)| one == other).count();
-        Self::new(&last[..common], range_end)
-    }
-
-    /// The prefix, shorter by `bytes`, around the end of the keys of a prefix.
-    fn around(begin: &[u8], bytes: usize, range_end: &[u8]) -> Option<Self> {
-        Self::new(&begin[..begin.len().saturating_sub(bytes)], range_end)
-    }
-
-    fn new(prefix: &[u8], range_end: &[u8]) -> Option<Self> {
-        let end = end_of_prefix(prefix)?;
-        let is_inside = range_end == b"\0" || &end[..] < range_end;
-        is_inside.then_some(Self { end })
-    }
+/// The common prefix of two keys.
+fn common_prefix<'k>(one: &'k [u8], other: &[u8]) -> &'k [u8] {
+    let length = one.iter().zip(other).take_while(|(one, other)| one == other).count();
+    &one[..length]
 }
 
 /// Bytes held at most while an answer is measured, where values have up to this many.
