@@ -23,6 +23,16 @@ ALL_VALUES = {
     "service": {"type": "LoadBalancer", "port": 12379, "annotations": {"example.com/internal": "true"}},
     "podDisruptionBudget": {"enabled": True, "maxUnavailable": "34%"},
     "serviceMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "dashboard": {"enabled": True, "labels": {"grafana_dashboard": "1"}},
+    "networkPolicy": {"enabled": True, "clients": [{"podSelector": {"matchLabels": {"etcd-client": "true"}}}],
+                      "admin": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+    "headlessService": {"enabled": True},
+    "extraVolumes": [{"name": "pki", "csi": {"driver": "csi.cert-manager.io", "readOnly": True}}],
+    "extraVolumeMounts": [{"name": "pki", "mountPath": "/etc/keyward/pki", "readOnly": True}],
+    "extraEnv": [{"name": "KEYWARD_LOG__LEVEL", "value": "debug"}],
+    "initContainers": [{"name": "wait", "image": "registry.example.com/wait:1", "command": ["/wait"]}],
+    "priorityClassName": "system-cluster-critical",
     "podAnnotations": {"example.com/a": "b"},
     "podLabels": {"team": "storage"},
     "nodeSelector": {"kubernetes.io/os": "linux"},
@@ -38,6 +48,7 @@ WRONG = [
     ({"secrets": [{"name": "session"}]}, "secretName"),
     ({"files": {"keyward.toml": "x"}}, r"(invalid propertyName '|Property name of \")keyward\.toml"),
     ({"service": {"type": "External", "port": 1}}, "service[/.]type"),
+    ({"networkPolicy": {"enabled": True, "from": []}}, "from'? (is )?not allowed"),
 ]
 
 
@@ -60,11 +71,12 @@ def render(values):
 def validate(objects):
     """Every object against the schemas of Kubernetes, unknown fields refused, and of the Prometheus operator."""
     import kubernetes_validate
-    from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
+    from cloudcoil.models.prometheus_operator.v1 import PrometheusRule, ServiceMonitor
+    operators = {"PrometheusRule": PrometheusRule, "ServiceMonitor": ServiceMonitor}
     for (kind, name), document in objects.items():
-        if kind == "ServiceMonitor":
+        if kind in operators:
             # An unknown field is lost on the way.
-            read = ServiceMonitor.model_validate(document).model_dump(mode="json", by_alias=True, exclude_unset=True)
+            read = operators[kind].model_validate(document).model_dump(mode="json", by_alias=True, exclude_unset=True)
             expect(without_empty(read) == document, f"{kind} {name} has unknown fields: {document}, not {read}")
             continue
         for release in (OLDEST, NEWEST):
@@ -93,10 +105,26 @@ def check_pod(objects):
     selectors = [deployment["selector"]["matchLabels"],
                  *(spread["labelSelector"]["matchLabels"] for spread in pod["topologySpreadConstraints"]),
                  objects["PodDisruptionBudget", "prod-keyward"]["spec"]["selector"]["matchLabels"],
+                 *(document["spec"]["podSelector"]["matchLabels"] for (kind, _), document in objects.items() if kind == "NetworkPolicy"),
                  *(document["spec"]["selector"] for (kind, _), document in objects.items() if kind == "Service")]
     expect(len(selectors) >= 5 and all(selector.items() <= labels.items() for selector in selectors), f"{selectors} miss the pod {labels}")
     volumes = {volume["name"] for volume in pod["volumes"]}
     expect(volumes == {mount["name"] for mount in container["volumeMounts"]}, f"mounts and volumes {volumes} differ")
+    test = objects["Pod", "prod-keyward-check"]
+    tried, = test["spec"]["containers"]
+    same = ("image", "imagePullPolicy", "env", "securityContext", "volumeMounts")
+    expect(all(tried[field] == container[field] for field in same) and tried["args"] == ["check", "--dial"], f"helm test runs {tried}")
+    expect(not any(selector.items() <= test["metadata"]["labels"].items() for selector in selectors), "a Service selects the pod of helm test")
+
+
+def check_monitoring(objects):
+    """The alerts and the dashboard are those of deploy/monitoring."""
+    import yaml
+    monitoring = ROOT / "deploy" / "monitoring"
+    rules = yaml.safe_load((monitoring / "alerts.yaml").read_text())
+    expect(objects["PrometheusRule", "prod-keyward"]["spec"] == rules, "the chart has other alerts")
+    board = json.loads(objects["ConfigMap", "prod-keyward-dashboard"]["data"]["keyward.json"])
+    expect(board == json.loads((monitoring / "dashboard.json").read_text()), "the chart has another dashboard")
 
 
 def check(profile):
@@ -105,10 +133,11 @@ def check(profile):
     chart = output(helm(), "show", "chart", CHART)
     expect(f"\nversion: {wanted}\n" in chart and f"\nappVersion: {wanted}\n" in f"\n{chart}", f"the chart is not of version {wanted}")
     defaults, full = render({}), render(ALL_VALUES)
-    expect(len(defaults) == 4 and len(full) == 6, f"rendered {list(defaults)} and {list(full)}")
+    expect(len(defaults) == 5 and len(full) == 11, f"rendered {list(defaults)} and {list(full)}")
     for objects in (defaults, full):
         validate(objects)
         check_pod(objects)
+    check_monitoring(full)
     monitor = full["ServiceMonitor", "prod-keyward"]["spec"]["selector"]["matchLabels"]
     watched = [name for (kind, name), document in full.items()
                if kind == "Service" and monitor.items() <= document["metadata"]["labels"].items()]
