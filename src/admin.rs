@@ -42,13 +42,16 @@ use crate::downstream::session::Sealer;
 use crate::members::membership::{ForeignAddress, MembersHandle, ServingState};
 use crate::policy_store::PolicyRegister;
 use crate::revocation::RevocationRegister;
+use crate::telemetry::conditions::standing_conditions;
 use crate::telemetry::exposition::ExpositionFormat;
 use crate::telemetry::metrics::{CounterFamily, Metrics};
 use crate::telemetry::writer::LOSSES;
 use drain::{Exit, Stage};
 pub use http_server::serve;
 use machine_troubles::MachineTroubles;
-use status::{AbsentRow, ClusterStatus, ForeignRow, MemberRow, Replica, ReplicaStatus, UnansweredRow};
+use status::{
+    AbsentRow, ClusterStatus, ForeignRow, MemberRow, Replica, ReplicaStatus, UnansweredRow, WarnedRow,
+};
 
 /// Interval for polling the parts of readiness without a change notification.
 const LOOK: Duration = Duration::from_millis(250);
@@ -212,6 +215,7 @@ impl AdminState {
             absent: members.absent.iter().map(AbsentRow::of).collect(),
             foreign: members.foreign.iter().map(foreign).collect(),
             unanswered: members.unanswered.iter().map(UnansweredRow::of).collect(),
+            warned: standing_conditions().iter().map(WarnedRow::of).collect(),
         }
     }
 
@@ -240,6 +244,7 @@ impl AdminState {
             .revocation_entries
             .set(i64::try_from(self.register.revocations().len()).unwrap_or(i64::MAX));
         self.troubles.measure(&self.metrics);
+        self.metrics.conditions.put(&standing_conditions());
         if let Some(policy) = self.policy.as_ref().map(PolicyRegister::status) {
             let metrics = &self.metrics.policy_store;
             metrics.age.set(policy.age().as_secs_f64());

@@ -315,6 +315,8 @@ impl PolicyKeeper {
                     keys = reading.unreadable.len(),
                     "temporary grants cannot be read, and give nothing"
                 );
+            } else {
+                tracing::info!("all temporary grants can be read again");
             }
             self.unreadable = reading.unreadable;
         }

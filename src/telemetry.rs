@@ -9,6 +9,8 @@ pub mod access_settings;
 pub mod audit_metrics;
 pub mod call_figures;
 pub mod call_span;
+pub mod condition_metrics;
+pub mod conditions;
 pub mod config_metrics;
 pub mod connection_metrics;
 pub mod export_metrics;
@@ -50,11 +52,14 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::Layer as _;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::telemetry::printable::JsonLines;
+use conditions::{ConditionFilter, ConditionLayer};
 use log_export::LogExportLayer;
 use log_filter::{CurrentLogFilter, LogFilter, LogFilterLayer};
 use text::TextRecords;
@@ -139,8 +144,13 @@ pub fn init(settings: &LogSettings) -> io::Result<FlushGuard> {
     let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let (queue, guard) = LogQueue::start(stderr, settings.buffer)?;
     let filter = current_filter(settings);
-    let export = settings.is_exported.then(|| LogExportLayer::install(settings.buffer));
-    if subscriber_with(settings.format, Arc::clone(&filter), queue).with(export).try_init().is_err() {
+    let exported =
+        || LogExportLayer::install(settings.buffer).with_filter(LogFilterLayer(Arc::clone(&filter)));
+    let export = settings.is_exported.then(exported);
+    let conditions = ConditionLayer::install().with_filter(ConditionFilter);
+    let subscriber =
+        subscriber_with(settings.format, Arc::clone(&filter), queue).with(conditions).with(export);
+    if subscriber.try_init().is_err() {
         tracing::debug!("a log subscriber is installed already");
         return Ok(FlushGuard::nothing());
     }
@@ -164,7 +174,10 @@ pub fn log_panics() {
 }
 
 /// Formats events according to `settings` and passes each record to `writer` in a single call.
-pub fn subscriber<W>(settings: &LogSettings, writer: W) -> impl tracing::Subscriber + Send + Sync
+pub fn subscriber<W>(
+    settings: &LogSettings,
+    writer: W,
+) -> impl tracing::Subscriber + for<'a> LookupSpan<'a> + Send + Sync
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
@@ -179,7 +192,7 @@ fn subscriber_with<W>(
     format: Format,
     filter: Arc<CurrentLogFilter>,
     writer: W,
-) -> impl tracing::Subscriber + Send + Sync
+) -> impl tracing::Subscriber + for<'a> LookupSpan<'a> + Send + Sync
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
@@ -193,7 +206,7 @@ where
             Box::new(lines.flatten_event(true).with_current_span(false).with_span_list(false))
         }
     };
-    tracing_subscriber::registry().with(LogFilterLayer(filter)).with(lines)
+    tracing_subscriber::registry().with(lines.with_filter(LogFilterLayer(filter)))
 }
 
 /// Makes writers of JSON lines that a terminal does not obey.

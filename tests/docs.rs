@@ -6,6 +6,9 @@
 #[path = "docs/cited_tests.rs"]
 mod cited_tests;
 #[cfg(test)]
+#[path = "docs/conditions.rs"]
+mod conditions;
+#[cfg(test)]
 #[path = "docs/error_texts.rs"]
 mod error_texts;
 #[cfg(test)]
@@ -21,6 +24,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use keyward::telemetry::conditions::{CONDITIONS, StandingCondition};
 use keyward::telemetry::connection_metrics::{ConnectionLimit, EndReason};
 use keyward::telemetry::member_metrics::MemberSample;
 use keyward::telemetry::metrics::Metrics;
@@ -231,6 +235,13 @@ fn every_decision_names_tests_that_exist() {
 }
 
 /// The page of the metrics with each labelled family touched once, but for the counters that the admin address adds.
+/// A condition that holds.
+fn a_condition() -> StandingCondition {
+    let row = CONDITIONS.first().expect("a row");
+    let (last, details) = (std::time::Duration::ZERO, String::new());
+    StandingCondition { row, is_error: true, records: 1, last, details }
+}
+
 fn metrics_text() -> String {
     let registry = Metrics::new(vec!["/a/B"]);
     registry.call_ended(0, 0, || "OK", Some(std::time::Duration::ZERO));
@@ -253,6 +264,7 @@ fn metrics_text() -> String {
     registry.audit.unsent("otlp").set(1);
     registry.audit.sink_failing("otlp").set(1);
     registry.put_state_files(&[("revocation.state_file", false)]);
+    registry.conditions.put(&[a_condition()]);
     registry.rest_requests.get_or_create(&RestLabels { path: "other", status: 404 }).inc();
     registry.connection_figures.ended(EndReason::NoCall).inc();
     registry.connection_figures.refused(ConnectionLimit::Connections).inc();
@@ -325,6 +337,8 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
         "checks/state_files.rs",
         "checks/stored_policy.rs",
         "checks/limits.rs",
+        "checks/logged_conditions.rs",
+        "checks/member_speed.rs",
         "checks/name_servers.rs",
         "checks/reloads.rs",
         "checks/rule_reach.rs",

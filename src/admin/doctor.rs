@@ -32,6 +32,7 @@ use crate::policy::unreachable_rules::unreachable_rules;
 use crate::policy_store::PolicyRegister;
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
+use crate::telemetry::conditions::{StandingCondition, standing_conditions};
 use crate::telemetry::printable::escaped;
 use crate::usage::register::UsageRegister;
 use checks::DoctorInputs;
@@ -70,7 +71,8 @@ pub enum Severity {
     Error,
     /// A function will fail upon a further event.
     Warning,
-    /// Nothing fails through Keyward. Says what others than Keyward's clients are open to.
+    /// Nothing fails now through Keyward. Says what others than Keyward's clients are open to, or what has
+    /// happened within minutes.
     Note,
 }
 
@@ -128,6 +130,7 @@ impl Doctor {
         let hashes = self.member_hashes(examined_for).await;
         DoctorInputs {
             now: SystemTime::now(),
+            instant: Instant::now(),
             config: &config,
             reload: &self.reload_state.load_full(),
             members: &members,
@@ -145,6 +148,7 @@ impl Doctor {
             constant_limits: &self.usage.counters().constant(),
             shown: &self.pages.connector.shown_certificates(),
             audit: &self.audit.as_ref().map(|audit| audit.report()).unwrap_or_default(),
+            logged: &logged(examined_for),
         }
         .report()
     }
@@ -173,12 +177,23 @@ impl Doctor {
     }
 }
 
+/// The conditions that the log tells now. A page without a login shows no fields of a record, which can name
+/// a peer.
+fn logged(examined_for: ExaminedFor) -> Vec<StandingCondition> {
+    let mut standing = standing_conditions();
+    if examined_for == ExaminedFor::Page {
+        standing.iter_mut().for_each(|condition| condition.details.clear());
+    }
+    standing
+}
+
 /// Judges a configuration without a running process, and the cluster by a survey, if any.
 #[must_use]
 pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> DoctorReport {
     let unknown = Membership::unknown(Instant::now());
     DoctorInputs {
         now: SystemTime::now(),
+        instant: Instant::now(),
         config,
         reload: &ReloadState::default(),
         members: survey.map_or(&unknown, |survey| &survey.membership),
@@ -196,6 +211,7 @@ pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> D
         constant_limits: &[],
         shown: survey.map_or(&[], |survey| &survey.certificates),
         audit: &AuditReport::default(),
+        logged: &[],
     }
     .report_for_check(survey.is_some())
 }

@@ -12,6 +12,7 @@ use super::table::{TableColumn, TableWidth, TerminalTable, size};
 use crate::members::membership::{
     AbsentMember, AuthSetting, Fitness, Member, Membership, Role, UnansweredAddress, UnreadyReason,
 };
+use crate::telemetry::conditions::StandingCondition;
 use crate::telemetry::printable::escaped;
 
 /// The status of one replica.
@@ -29,6 +30,9 @@ pub struct ReplicaStatus {
     pub foreign: Vec<ForeignRow>,
     /// Addresses without a known member.
     pub unanswered: Vec<UnansweredRow>,
+    /// Conditions that the log tells now.
+    #[serde(default)]
+    pub warned: Vec<WarnedRow>,
 }
 
 /// State and load of the replica.
@@ -196,6 +200,21 @@ pub struct UnansweredRow {
     pub why: String,
 }
 
+/// A condition that the log tells, and that holds.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct WarnedRow {
+    /// Name of the condition.
+    pub condition: String,
+    /// `"error"` or `"warn"`, as in the log.
+    pub level: String,
+    /// Message of the record.
+    pub message: String,
+    /// Number of records since the condition began.
+    pub records: u64,
+    /// Seconds since the last record.
+    pub last_seconds: u64,
+}
+
 impl ClusterStatus {
     pub(super) fn of(members: &Membership, auth: AuthSetting) -> Self {
         Self {
@@ -255,6 +274,23 @@ impl UnansweredRow {
     }
 }
 
+impl WarnedRow {
+    pub(super) fn of(standing: &StandingCondition) -> Self {
+        Self {
+            condition: standing.row.name.to_owned(),
+            level: if standing.is_error { "error" } else { "warn" }.to_owned(),
+            message: standing.row.message.to_owned(),
+            records: standing.records,
+            last_seconds: standing.last.as_secs(),
+        }
+    }
+
+    fn line(&self) -> String {
+        let Self { condition, level, message, records, last_seconds } = self;
+        format!("logged: {level} {condition} ({records} times, last {last_seconds} s ago): {message}")
+    }
+}
+
 fn unready_reason_of(member: &Member) -> Option<String> {
     match member.fitness(Instant::now()) {
         Fitness::InMaintenance if member.maintenance.is_paused() => {
@@ -267,7 +303,13 @@ fn unready_reason_of(member: &Member) -> Option<String> {
         }
         Fitness::Unready(reason) => Some(reason.to_string()),
         Fitness::Suspected => Some("a connection to it was lost a moment ago".into()),
-        Fitness::Lagging | Fitness::Ejected(_) | Fitness::Fit => None,
+        Fitness::Lagging => {
+            Some("lags too far behind (RAFT LAG): gets no calls that others can serve".into())
+        }
+        Fitness::Ejected(why) => {
+            Some(format!("is ejected, {}: gets no calls that others can serve", why.name()))
+        }
+        Fitness::Fit => None,
     }
 }
 
@@ -281,7 +323,7 @@ impl ReplicaStatus {
     /// The report as text for a terminal.
     #[must_use]
     pub fn text(&self, width: TableWidth) -> String {
-        let Self { replica, cluster, members, absent, foreign, unanswered } = self;
+        let Self { replica, cluster, members, absent, foreign, unanswered, warned } = self;
         let mut lines = vec![replica.line(), cluster.line()];
         let tables = [etcds_view(members, width), our_view(members, width)];
         lines.extend(tables.map(|table| table.to_string().trim_end().to_owned()));
@@ -296,6 +338,10 @@ impl ReplicaStatus {
             let at = at.as_ref().map(|at| format!(" ({at})")).unwrap_or_default();
             format!("unanswered: {}{at}: {}", escaped(endpoint), escaped(why))
         }));
+        lines.extend(warned.iter().map(WarnedRow::line));
+        if !warned.is_empty() {
+            lines.push("what to do: keyward doctor".into());
+        }
         lines.join("\n") + "\n"
     }
 }
@@ -384,7 +430,7 @@ fn our_view(members: &[MemberRow], width: TableWidth) -> TerminalTable {
     const COLUMNS: [MemberColumn; 12] = [
         (Text("ID"), true, |row| row.id.clone()),
         (Text("NAME"), false, |row| row.name.clone()),
-        (Text("READY"), false, |row| row.ready.to_string()),
+        (Text("READY"), false, |row| if row.load.ejected { "ejected".into() } else { row.ready.to_string() }),
         (Text("EJECTED"), true, |row| row.load.ejected.to_string()),
         (Number("IN FLIGHT"), false, |row| row.load.in_flight.to_string()),
         (Number("WATCH"), false, |row| row.load.streams.watch.to_string()),
@@ -437,7 +483,8 @@ mod tests {
         };
         let members = (1..=3).map(member).collect();
         let (absent, foreign, unanswered) = (Vec::new(), Vec::new(), Vec::new());
-        let status = ReplicaStatus { replica, cluster, members, absent, foreign, unanswered };
+        let warned = Vec::new();
+        let status = ReplicaStatus { replica, cluster, members, absent, foreign, unanswered, warned };
         let widest = |text: String| text.lines().map(|line| line.chars().count()).max().unwrap();
         assert!(widest(status.text(TableWidth::Fit)) <= 100, "{}", status.text(TableWidth::Fit));
         let wide = status.text(TableWidth::Wide);

@@ -242,6 +242,7 @@ mod tests {
             absent: Vec::new(),
             foreign: Vec::new(),
             unanswered: Vec::new(),
+            warned: Vec::new(),
         }
     }
 

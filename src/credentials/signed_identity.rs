@@ -84,7 +84,7 @@ impl SignedIdentity {
         }
         let header = signer.sign(self.user.as_str(), revision, now.1);
         let header = header.map_err(|error| {
-            tracing::error!(%error, "no token");
+            tracing::error!(%error, "no token can be signed");
             LoginFailure::NoAnswer
         })?;
         let token = Token::signed(header, &signer.shared);

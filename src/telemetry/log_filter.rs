@@ -11,12 +11,12 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
+use tracing::Metadata;
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::Interest;
-use tracing::{Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::Context;
+use tracing_subscriber::layer::{Context, Filter};
 
 use super::{ACCESS, LogLevel, UnknownLogLevel};
 
@@ -199,20 +199,20 @@ pub fn set_log_filter(filter: LogFilter) {
     }
 }
 
-/// Applies the filter in force to each record.
+/// Applies the filter in force to each record of one layer.
 pub(super) struct LogFilterLayer(pub(super) Arc<CurrentLogFilter>);
 
-impl<S: Subscriber> Layer<S> for LogFilterLayer {
-    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        Layer::<S>::register_callsite(&**self.0.targets.load(), metadata)
+impl<S> Filter<S> for LogFilterLayer {
+    fn enabled(&self, metadata: &Metadata<'_>, context: &Context<'_, S>) -> bool {
+        Filter::<S>::enabled(&**self.0.targets.load(), metadata, context)
     }
 
-    fn enabled(&self, metadata: &Metadata<'_>, context: Context<'_, S>) -> bool {
-        Layer::<S>::enabled(&**self.0.targets.load(), metadata, context)
+    fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
+        Filter::<S>::callsite_enabled(&**self.0.targets.load(), metadata)
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Layer::<S>::max_level_hint(&**self.0.targets.load())
+        Filter::<S>::max_level_hint(&**self.0.targets.load())
     }
 }
 

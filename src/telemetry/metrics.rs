@@ -19,6 +19,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::telemetry::audit_metrics::AuditMetrics;
+use crate::telemetry::condition_metrics::ConditionMetrics;
 use crate::telemetry::config_metrics::ConfigMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
 use crate::telemetry::export_metrics::ExportMetrics;
@@ -172,6 +173,8 @@ pub struct Metrics {
     state_file_unwritten: Family<SingleLabel, Gauge>,
     /// Names without an answer, whether or not their last known addresses serve.
     pub names_failing: Gauge,
+    /// The conditions that the log tells, on the admin address only.
+    pub conditions: ConditionMetrics,
     /// Seconds since the last probe answered by a member of the cluster that sees a leader.
     pub members_age: Gauge<f64, AtomicU64>,
     /// 1 if members are accepted without verification (`cluster.tls.insecure_skip_verify`).
@@ -288,6 +291,7 @@ impl Metrics {
             MemberMetrics::registered(&mut registry, Family::clone(&member_ready), member_leader.clone());
         Self {
             readiness: ReadinessMetrics::registered(&mut admin_registry),
+            conditions: ConditionMetrics::registered(&mut admin_registry),
             listeners: ListenerMetrics::registered(&mut registry),
             users: UserMetrics::registered(&mut admin_registry),
             refusals: RefusalMetrics::registered(&mut registry),

@@ -2,14 +2,15 @@
 //!
 //! A stopped or partitioned member keeps its connections: a watch on such a member stays silent, and HTTP/2
 //! pings fail only many seconds later. The members' task knows the fault sooner. A member in a maintenance
-//! window is evacuated at once.
+//! window is evacuated at once, and so is a member that gets no calls for being slow, failing or far behind:
+//! the events of a watch there come late for as long as that lasts, while others deliver at once.
 //!
 //! Owns: how long a member must be unfit before its stream connections are given up; giving up at once the
 //! connections to addresses without a member. Must not know: the content of the streams; each stream resumes
 //! elsewhere by its own rules.
 //! Invariants: no stream leaves unless a ready voter is left; short calls are left to finish, because the
-//! outcome of a write would be lost with the connection; during a maintenance window no stream is cut that
-//! cannot resume elsewhere.
+//! outcome of a write would be lost with the connection; during a maintenance window, or for slowness, no
+//! stream is cut that cannot resume elsewhere; streams leave a slow member only for a fit one.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -26,6 +27,8 @@ use crate::upstream::send::UpstreamClient;
 /// Time without a successful probe after which a member is evacuated: several probes have failed in a row by
 /// then, and a pause of a busy machine is over. Well below the 15 s of HTTP/2's pings.
 const UNFIT: Duration = Duration::from_secs(3);
+/// Interval between two looks without a new membership: an ejection publishes none.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The start of each member's unfitness. Pure.
 #[derive(Debug, Default)]
@@ -36,6 +39,8 @@ struct UnfitMembers(BTreeMap<(MemberId, EvacuationCause), UnfitSince>);
 enum EvacuationCause {
     /// A maintenance window is open: streams able to resume elsewhere leave.
     Maintenance,
+    /// The member is ejected, or lags: streams able to resume elsewhere leave.
+    Slow,
     /// The member does not serve: all streams are lost.
     Unfit,
 }
@@ -45,6 +50,7 @@ impl EvacuationCause {
     fn name(self) -> &'static str {
         match self {
             Self::Maintenance => "maintenance",
+            Self::Slow => "slow",
             Self::Unfit => "unfit",
         }
     }
@@ -54,15 +60,22 @@ impl EvacuationCause {
             // Streams unable to leave must not be cut for the slowness of maintenance.
             Fitness::InMaintenance => Some(Self::Maintenance),
             Fitness::Unready(reason) if reason != UnreadyReason::Unprobed => Some(Self::Unfit),
+            Fitness::Ejected(_) | Fitness::Lagging => Some(Self::Slow),
             _ => None,
         }
     }
 
     fn after(self) -> Duration {
         match self {
-            Self::Maintenance => Duration::ZERO,
+            Self::Maintenance | Self::Slow => Duration::ZERO,
             Self::Unfit => UNFIT,
         }
+    }
+
+    /// True if a member is left for the streams.
+    fn has_refuge(self, members: &Membership, now: Instant) -> bool {
+        let is_refuge = |member: &Arc<Member>| self != Self::Slow || member.fitness(now) == Fitness::Fit;
+        members.ready_voters().any(is_refuge)
     }
 }
 
@@ -80,10 +93,9 @@ impl UnfitMembers {
         for id in members.members.iter().filter_map(unfit) {
             self.0.entry(id).or_insert(UnfitSince { at: now, left: false });
         }
-        if members.ready_voters().next().is_none() {
-            return Vec::new();
-        }
-        let due = self.0.iter_mut().filter(|((_, why), since)| !since.left && now >= since.at + why.after());
+        let due = self.0.iter_mut().filter(|((_, why), since)| {
+            !since.left && now >= since.at + why.after() && why.has_refuge(members, now)
+        });
         due.map(|(id, since)| {
             since.left = true;
             *id
@@ -113,24 +125,21 @@ pub async fn leave_unfit_members(upstream: Rc<UpstreamClient>) {
         }
         for (member, why) in unfit.look(&members, now) {
             let connections = match why {
-                EvacuationCause::Maintenance => upstream.pool.evacuate(member, Lane::Stream),
+                EvacuationCause::Maintenance | EvacuationCause::Slow => {
+                    upstream.pool.evacuate(member, Lane::Stream)
+                }
                 EvacuationCause::Unfit => upstream.pool.give_up(member, Lane::Stream),
             };
             if connections > 0 {
                 tracing::info!(%member, connections, reason = why.name(), "streams leave a member");
             }
         }
-        // A member not evacuated for want of a ready voter waits for the next change.
-        let next = unfit.next().filter(|at| *at > now);
-        let again = async {
-            match next {
-                Some(at) => sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
+        // A member not evacuated for want of a refuge waits for the next change, or the next look.
+        let look = now + LOOK;
+        let next = unfit.next().filter(|at| *at > now).map_or(look, |at| at.min(look));
         tokio::select! {
             biased; // No arm has priority; the fixed order makes runs reproducible.
-            () = again => {}
+            () = sleep_until(next) => {}
             changed = changes.changed() => if changed.is_err() {
                 return;
             },
@@ -142,6 +151,8 @@ pub async fn leave_unfit_members(upstream: Rc<UpstreamClient>) {
 mod tests {
     use super::*;
     use crate::config::{Endpoint, Scheme};
+    use crate::members::fitness::LAG;
+    use crate::members::fitness::member_load::Ejection;
     use crate::members::membership::{Readiness, Role};
 
     fn published(readiness: &[Readiness]) -> Membership {
@@ -207,6 +218,24 @@ mod tests {
         unfit.look(&published(&[Readiness::NotReady(UnreadyReason::Unprobed), Readiness::Ready]), start);
         assert_eq!(unfit.next(), None);
     }
+
+    #[test]
+    fn a_slow_member_is_left_at_once_for_a_fit_one_and_for_no_other() {
+        let (mut unfit, start) = (UnfitMembers::default(), Instant::now());
+        let two = published(&[Readiness::Ready; 2]);
+        let [slow, other] = &two.members[..] else { panic!() };
+        let lasts = slow.load.eject(start, Ejection::Slow);
+        other.load.set_lag_and_nearness(LAG + 1, false);
+        assert_eq!(unfit.look(&two, start), [], "the other one is far behind");
+        other.load.set_lag_and_nearness(LAG, false);
+        assert_eq!(unfit.look(&two, start), [(MemberId(1), EvacuationCause::Slow)]);
+        assert_eq!(unfit.look(&two, start), [], "once");
+        let again = start + lasts + Duration::from_millis(1);
+        assert_eq!(unfit.look(&two, again), [], "back");
+        other.load.set_lag_and_nearness(LAG + 1, false);
+        assert_eq!(unfit.look(&two, again), [(MemberId(2), EvacuationCause::Slow)]);
+    }
+
     #[test]
     fn a_member_that_is_to_have_rest_is_left_at_once_and_never_cut() {
         let (mut unfit, start) = (UnfitMembers::default(), Instant::now());

@@ -179,7 +179,9 @@ impl PeerTrustCheck {
                 if !self.credentials.may_mint() {
                     return trusted;
                 }
-                tracing::error!(%trusted, "mint.ca");
+                tracing::error!(
+                    %trusted, "members trust mint.ca between each other, which they must not"
+                );
             }
             if changes.changed().await.is_err() {
                 return std::future::pending().await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use keyward::identity::MemberId;
+use keyward::members::fitness::member_load::Ejection;
 use keyward::members::membership::MembershipHint;
 use keyward::pb::etcdserverpb::{
     AuthUserAddRequest, AuthUserAddResponse, LeaseLeasesResponse, LeaseStatus, LeaseTimeToLiveRequest,
@@ -16,9 +17,11 @@ use prost::Message as _;
 use tokio::time::Instant;
 
 use crate::client::{Client, Outcome};
-use crate::member::{Member, next_of};
+use crate::member::{Member, next_called, next_of};
 use crate::rig::{Keyward, paused, settled, three, three_with};
-use crate::words::{PUT, RANGE, TXN, header, put, range, ranged, was_put};
+use crate::words::{
+    PUT, RANGE, TXN, WATCH, create_of, created, event, header, put, range, ranged, was_put, watch, watched,
+};
 
 const USER_ADD: &str = "/etcdserverpb.Auth/UserAdd";
 const LEASES: &str = "/etcdserverpb.Lease/LeaseLeases";
@@ -102,6 +105,58 @@ fn reads_leave_a_member_that_hangs_and_none_comes_until_a_probe_succeeds() {
             () = calls => {}
             () = script => {}
         }
+    });
+}
+
+/// Its disk is slow, and it delivers late for as long as that lasts, while the others deliver at once.
+#[test]
+fn a_watch_leaves_a_member_that_is_far_slower_than_the_others() {
+    paused(async {
+        let (members, keyward) = three();
+        let client = keyward.client().await;
+        let mut stream = client.open(WATCH).await.expect("open");
+        stream.say(&watch("k", 5)).await;
+        let (home, mut watching) = next_called(&members, WATCH).await;
+        let create = create_of(&watching.messages.next().await.expect("a create")).expect("a create");
+        watching.say(&created(create.watch_id, 9)).await.expect("taken");
+        assert!(watched(&stream.next().await.expect("created")).created);
+        watching.say(&event(create.watch_id, 10, 1)).await.expect("taken");
+        assert_eq!(watched(&stream.next().await.expect("an event")).events.len(), 1);
+
+        let calls = async {
+            for _ in 0..400 {
+                client.call(RANGE, range("k")).await.message();
+                // A slow member is tried again after seconds only.
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+            panic!("the watch stays");
+        };
+        let moved = async {
+            loop {
+                let (at, call) = next_of(&members).await;
+                if call.uri.path() == WATCH {
+                    break (at, call);
+                }
+                tokio::time::sleep(Duration::from_millis(if at == home { 400 } else { 2 })).await;
+                call.reply(&ranged(10)).await;
+            }
+        };
+        let (at, mut again) = tokio::select! {
+            moved = moved => moved,
+            () = calls => unreachable!("it panics"),
+        };
+        assert_ne!(at, home);
+        let load = &keyward.members.snapshot.load().members[home].load;
+        assert_eq!(load.ejected(Instant::now()).map(|(why, _)| why), Some(Ejection::Slow));
+        let create = create_of(&again.messages.next().await.expect("a create")).expect("a create");
+        assert!((10..=11).contains(&create.start_revision), "where the client is: {create:?}");
+        again.say(&created(create.watch_id, 11)).await.expect("taken");
+        for revision in create.start_revision..=11 {
+            again.say(&event(create.watch_id, revision, 1)).await.expect("taken");
+        }
+        let told = watched(&stream.next().await.expect("an event"));
+        assert_eq!((told.events.len(), told.created, told.canceled), (1, false, false));
+        assert_eq!(told.events[0].kv.as_ref().expect("a pair").mod_revision, 11, "neither lost nor twice");
     });
 }
 

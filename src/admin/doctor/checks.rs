@@ -12,6 +12,8 @@ mod certificates;
 mod endpoints;
 mod exposure;
 mod limits;
+mod logged_conditions;
+mod member_speed;
 mod name_servers;
 mod reloads;
 mod rule_reach;
@@ -26,6 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::CertificateDer;
+use tokio::time::Instant;
 
 use super::{DoctorReport, Finding, Severity};
 use crate::audit::log::AuditReport;
@@ -45,6 +48,7 @@ use crate::members::membership::{
 };
 use crate::policy::unreachable_rules::UnreachableRule;
 use crate::policy_store::PolicyStoreStatus;
+use crate::telemetry::conditions::StandingCondition;
 use crate::usage::exceeded::Exceeded;
 
 /// Thresholds of the database size, in percent of the quota.
@@ -68,6 +72,8 @@ const CLOCK_NOTED: Duration = Duration::from_secs(5);
 /// Inputs of the checks.
 pub(super) struct DoctorInputs<'a> {
     pub(super) now: SystemTime,
+    /// The same moment, for the load of members.
+    pub(super) instant: Instant,
     pub(super) config: &'a Config,
     /// The state after the last reload of the configuration.
     pub(super) reload: &'a ReloadState,
@@ -96,6 +102,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) shown: &'a [(String, CertificateDer<'static>)],
     /// The state of the audit log.
     pub(super) audit: &'a AuditReport,
+    /// The conditions that the log tells now.
+    pub(super) logged: &'a [StandingCondition],
 }
 
 impl DoctorInputs<'_> {
@@ -117,6 +125,8 @@ impl DoctorInputs<'_> {
         audit_troubles::check(self.audit, self.now, &mut findings);
         reloads::check(self.reload, &mut findings);
         state_files::check(self.unwritten, self.now, &mut findings);
+        member_speed::check(self.members, self.instant, &mut findings);
+        logged_conditions::check(self.logged, &mut findings);
         findings.into_report()
     }
 

@@ -24,6 +24,7 @@ use crate::members::fitness::store_status::StoreStatus;
 use crate::members::membership::{AbsentMember, ForeignAddress, MemberPeerUrls};
 use crate::members::version::Version;
 use crate::policy_store::PolicyStoreStatus;
+use crate::telemetry::conditions::CONDITIONS;
 use crate::usage::exceeded::{LimitKind, LimitScope};
 
 /// 2030-01-01.
@@ -51,6 +52,8 @@ struct Scene {
     memory_limit: Option<u64>,
     shown: Vec<(String, CertificateDer<'static>)>,
     audit: AuditReport,
+    logged: Vec<StandingCondition>,
+    instant: Instant,
 }
 
 fn member(id: u64) -> Member {
@@ -119,6 +122,8 @@ impl Scene {
             memory_limit: None,
             shown: Vec::new(),
             audit: AuditReport::default(),
+            logged: Vec::new(),
+            instant: Instant::now() + Duration::from_secs(1),
         }
     }
 
@@ -181,6 +186,8 @@ impl Scene {
             unwritten: &self.unwritten,
             shown: &self.shown,
             audit: &self.audit,
+            logged: &self.logged,
+            instant: self.instant,
         }
         .report()
     }
@@ -226,6 +233,52 @@ fn members_that_applied_the_same_and_differ_are_told() {
     third_at(1, 999, 9).finds(&[]);
     let said = third_at(1, 1000, 9).finds(&[(Error, "members_differ")]);
     assert!(said.contains("raft entry 1000 applied by both, the revisions are 0 and 1"), "{said}");
+}
+
+#[test]
+fn a_member_that_is_ejected_paused_or_slow_is_told() {
+    const MS: Duration = Duration::from_millis(1);
+    let answers = |took: [u32; 3]| {
+        let scene = Scene::new();
+        for (member, took) in scene.members.members.iter().zip(took) {
+            member.load.answered(scene.instant, took * MS);
+        }
+        scene
+    };
+    answers([1, 240, 5]).finds(&[]);
+    let said = answers([1, 300, 5]).finds(&[(Warning, "member_slow")]);
+    assert!(said.contains("m2 (2): calls through it take 300 ms, and 1 ms at the fastest"), "{said}");
+    let said = answers([400, 300, 500]).finds(&[(Warning, "calls_slow")]);
+    assert!(said.contains("they take 300 ms to 500 ms; the leader") && said.contains("is m1 (1)"), "{said}");
+    let slow = answers([1, 900, 5]);
+    slow.members.members[1].load.eject(slow.instant, crate::members::fitness::member_load::Ejection::Slow);
+    let said = slow.finds(&[(Warning, "member_ejected")]);
+    assert!(said.contains("far slower than the others: 900 ms by its last calls; tried again in"), "{said}");
+    let old = answers([1, 300, 5]).with(|scene| scene.instant += Duration::from_secs(60));
+    old.finds(&[]);
+    let paused = Scene::new();
+    assert!(paused.members.members[2].maintenance.pause());
+    let said = paused.finds(&[(Warning, "member_paused")]);
+    assert!(said.contains("m3 (3): it is paused by an operator"), "{said}");
+}
+
+#[test]
+fn what_the_log_tells_and_no_check_examines_is_told() {
+    let logged = |name: &str, is_error, records| {
+        let row = CONDITIONS.iter().find(|row| row.name == name).expect("a row");
+        let (last, details) = (Duration::from_secs(12), "user=a".to_owned());
+        let standing = StandingCondition { row, is_error, records, last, details };
+        Scene::new().with(|scene| scene.logged.push(standing))
+    };
+    logged("member_ejected", false, 1).finds(&[]);
+    let said = logged("login_failed", false, 1).finds(&[]);
+    let told =
+        "note [logged] login_failed: the log has \"login failed\": user=a (once, the last time 12 s ago)";
+    assert!(said.contains(told), "{said}");
+    let said = logged("lease_id_random", true, 3).finds(&[(Warning, "logged")]);
+    assert!(said.contains("(3 times, with less than 10 minutes between, the last time 12 s ago)"), "{said}");
+    logged("mint_fails", true, 1).finds(&[(Error, "logged")]);
+    logged("peer_url_open", false, 1).finds(&[(Warning, "logged")]);
 }
 
 #[test]

@@ -1,0 +1,82 @@
+//! Members that are ejected, paused or slow.
+//!
+//! Owns: the latency from which calls are slow. Must not know: how latency is measured, and the rules of
+//! ejection. Invariant: without calls of the last seconds nothing is said about the speed.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{DoctorFindings, name_of};
+use crate::members::fitness::member_load::Ejection;
+use crate::members::membership::{Member, Membership};
+
+/// Smoothed latency of reads and writes from which calls are slow: etcd itself warns of requests that take
+/// 100 ms to apply, and wants a p99 of 10 ms for the disk.
+const SLOW: Duration = Duration::from_millis(250);
+
+/// Checks all members at `now`.
+pub(super) fn check(members: &Membership, now: Instant, findings: &mut DoctorFindings) {
+    for member in &members.members {
+        let about = name_of(member);
+        if member.maintenance.is_paused() {
+            let what = "it is paused by an operator: it gets no calls that others can serve";
+            findings.warning("member_paused", about, what, "keyward resume, once its work is done");
+        } else if let Some((why, left)) = member.load.ejected(now) {
+            findings.warning("member_ejected", about, ejected(member, why, left), fix(why));
+        }
+    }
+    let fresh = || members.ready_voters().filter(|member| member.load.is_fresh(now));
+    let latencies = || fresh().filter_map(|member| member.load.latency());
+    let (Some(fastest), Some(slowest)) = (latencies().min(), latencies().max()) else { return };
+    if fastest >= SLOW {
+        let leader = members.leader().map_or("unknown".to_owned(), |leader| name_of(leader));
+        let what = format!(
+            "calls are slow at every member: they take {} to {}; the leader, whose disk every write waits \
+             for, is {leader}",
+            millis(fastest),
+            millis(slowest)
+        );
+        let fix = "look at the leader's disk (etcd_disk_wal_fsync_duration_seconds in its /metrics); move \
+                   the leader away from it: etcdctl move-leader; else find large ranges: keyward show slow";
+        findings.warning("calls_slow", "cluster", what, fix);
+        return;
+    }
+    for member in fresh().filter(|member| member.load.ejected(now).is_none()) {
+        if let Some(latency) = member.load.latency().filter(|latency| *latency >= SLOW) {
+            let what =
+                format!("calls through it take {}, and {} at the fastest", millis(latency), millis(fastest));
+            findings.warning("member_slow", name_of(member), what, fix(Ejection::Slow));
+        }
+    }
+}
+
+fn ejected(member: &Member, why: Ejection, left: Duration) -> String {
+    let because = match (why, member.load.latency()) {
+        (Ejection::Failing, _) => "calls through it fail".to_owned(),
+        (Ejection::Slow, Some(latency)) => {
+            format!("it is far slower than the others: {} by its last calls", millis(latency))
+        }
+        (Ejection::Slow, None) => "it is far slower than the others".to_owned(),
+    };
+    format!(
+        "it is ejected, and gets no calls that others can serve: {because}; tried again in {} s",
+        left.as_secs() + 1
+    )
+}
+
+fn fix(why: Ejection) -> &'static str {
+    match why {
+        Ejection::Slow => {
+            "look at its disk (etcd_disk_wal_fsync_duration_seconds in its /metrics), its CPU and the \
+             network; keyward pause keeps all calls from it meanwhile"
+        }
+        Ejection::Failing => {
+            "look at its log, and at the network between; keyward pause keeps all calls from it meanwhile"
+        }
+    }
+}
+
+fn millis(latency: Duration) -> String {
+    format!("{} ms", latency.as_millis())
+}
