@@ -286,8 +286,8 @@ impl WarnedRow {
     }
 
     fn line(&self) -> String {
-        let Self { condition, level, message, records, last_seconds } = self;
-        format!("logged: {level} {condition} ({records} times, last {last_seconds} s ago): {message}")
+        let Self { condition, level, records, last_seconds, .. } = self;
+        format!("logged: {level} {condition}, {records} times, last {last_seconds} s ago")
     }
 }
 

@@ -233,7 +233,8 @@ impl RecordText {
         let gap = if self.details.is_empty() { "" } else { " " };
         _ = write!(self.details, "{gap}{}={value}", field.name());
         if self.details.len() > DETAILS {
-            let end = self.details.floor_char_boundary(DETAILS);
+            let is_whole = |at: &usize| self.details.is_char_boundary(*at);
+            let end = (0..=DETAILS).rev().find(is_whole).unwrap_or(0);
             self.details.truncate(end);
             self.details.push('…');
         }

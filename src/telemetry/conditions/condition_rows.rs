@@ -57,7 +57,7 @@ pub static CONDITIONS: &[LoggedCondition] = &[
         "etcd refuses the name and password of the probing user (cluster.probe)",
         "probe_login_refused",
     ),
-    lasting(
+    event(
         "probe_status_refused",
         "members refuse their status to the probing user (cluster.probe): instead each is asked for its \
          metrics page every 2 s, some milliseconds of its time, and a new leader is noticed that \
