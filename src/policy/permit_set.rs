@@ -171,14 +171,15 @@ impl PermitSet {
         self.finish(judged, read)
     }
 
-    /// Decides on an action on single keys, such as the keys of a lease. Who may write a key may keep the key
-    /// as part of a lock as well.
+    /// Decides on an action on the keys of a lease. Who may write a key may keep the key as part of a lock as
+    /// well; and who may lock a queue may keep, and remove with its lease, a key in the queue, as by Unlock:
+    /// otherwise a lock would last as long as its lease is not renewed.
     #[must_use]
     pub fn decide_keys<'k>(&self, action: Action, keys: impl IntoIterator<Item = &'k [u8]>) -> Decision {
         let mut judged = self.begin();
         for key in keys {
             let range = KeyRange::key(key);
-            if action == Action::Lock && self.judge_range(Action::Write, &range).is_ok() {
+            if self.is_allowed_otherwise(action, &range) {
                 continue;
             }
             let touch = Touch { action, target: TouchTarget::Keys(range) };
@@ -187,6 +188,17 @@ impl PermitSet {
             }
         }
         judged.finish()
+    }
+
+    /// True if another action on a key of a lease allows `action` too: see [`PermitSet::decide_keys`]. A
+    /// grant that denies `action` wins.
+    fn is_allowed_otherwise(&self, action: Action, key: &KeyRange<'_>) -> bool {
+        let other = match action {
+            Action::Lock => Action::Write,
+            Action::Write if self.judge_range(action, key) == Err(DenialReason::NoGrant) => Action::Lock,
+            _ => return false,
+        };
+        self.judge_range(other, key).is_ok()
     }
 
     /// Decides on a stream of requests as a whole: denied without any role, and otherwise decided request by

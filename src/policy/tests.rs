@@ -266,6 +266,23 @@ fn the_keys_of_a_lease_are_needed_unless_every_key_is_allowed() {
     assert!(matches!(some.decide_keys(Action::Write, []), Decision::Allowed(_)), "a lease without keys");
 }
 
+/// The key of a lock is on a lease, which its holder renews and revokes.
+#[test]
+fn who_may_lock_may_keep_the_lease_of_the_lock() {
+    let text = "[[role]]\nname = 'r'\n[[role.allow]]\nactions = ['lease']\n\
+                [[role.allow]]\nactions = ['lock']\nprefix = '/locks/'\n\
+                [[role.deny]]\nactions = ['write']\nprefix = '/locks/frozen/'\n\
+                [[binding]]\neveryone = true\nroles = ['r']\n";
+    let locks = permits(&policy(text), &peer("a"));
+    let may = |action, key: &str| matches!(locks.decide_keys(action, [key.as_bytes()]), Decision::Allowed(_));
+    assert!(may(Action::Write, "/locks/job/7f") && may(Action::Lock, "/locks/job/7f"));
+    assert!(!may(Action::Write, "/locks/frozen/7f"), "a denial wins");
+    assert!(!may(Action::Write, "/data/x") && !may(Action::Read, "/locks/job/7f"));
+    assert!(!may(Action::Write, "/own/x"), "Keyward's own key");
+    // To put the key is another matter.
+    assert!(verdict(&locks, PUT, &put("/locks/job/7f").encode_to_vec()).is_err());
+}
+
 #[test]
 fn every_fault_of_a_policy_is_told_at_once() {
     let text = "[[role]]\nname = 'r'\n[[role.allow]]\nactions = ['reed']\n\
