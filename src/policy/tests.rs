@@ -41,23 +41,23 @@ fn config(policy: &str) -> Config {
     config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0
 }
 
-fn policy(text: &str) -> Policy {
+pub(super) fn policy(text: &str) -> Policy {
     Policy::of(&config(text), &RulesInForce::Configured, SystemTime::now())
 }
 
-fn peer(name: &str) -> Peer {
+pub(super) fn peer(name: &str) -> Peer {
     Peer::Password(name.into())
 }
 
-fn permits(policy: &Policy, peer: &Peer) -> PermitSet {
+pub(super) fn permits(policy: &Policy, peer: &Peer) -> PermitSet {
     policy.permits(PolicySubject::of(peer, Some("etcd-user"), None, "clients"))
 }
 
-fn range(key: &'static str, range_end: &'static str) -> Vec<u8> {
+pub(super) fn range(key: &'static str, range_end: &'static str) -> Vec<u8> {
     RangeRequest { key: key.into(), range_end: range_end.into(), ..Default::default() }.encode_to_vec()
 }
 
-fn put(key: &str) -> PutRequest {
+pub(super) fn put(key: &str) -> PutRequest {
     PutRequest { key: key.as_bytes().to_vec().into(), ..Default::default() }
 }
 
