@@ -26,6 +26,7 @@ pub mod forward;
 pub mod health;
 pub mod hot_prefixes;
 pub mod inflating;
+mod lasting_call_records;
 pub mod leadership;
 pub mod login;
 pub mod member_answers;
@@ -95,6 +96,7 @@ use crate::identity::{ClusterId, MemberId, Peer};
 use crate::lease::lock_wait_register::LockWaitRegister;
 use crate::members::choose::MemberTarget;
 use crate::members::membership::AuthSetting;
+use crate::policy::shadow_register::ShadowRegister;
 use crate::published::Published;
 use crate::refusal::Refusal;
 use crate::rpc::frame::PREFIX;
@@ -173,6 +175,8 @@ pub struct Gateway {
     pub unread: Rc<UnreadAnswers>,
     /// The usage of peers, roles and listeners, and the pressure on the cluster, for all shards.
     pub usage: Arc<UsageRegister>,
+    /// The grants that callers of this shard lack, where the policy only counts denials.
+    pub shadow: Rc<ShadowRegister>,
 }
 
 /// A client connection, as seen by its calls.
@@ -412,7 +416,10 @@ impl Gateway {
             members: upstream.members.snapshot.load_full(),
             identities: identities.load_full(),
         };
+        let shadow = Rc::<ShadowRegister>::default();
+        shadow.follow(snapshot.identities.policy_generation());
         Self {
+            shadow,
             snapshot: RefCell::new(Rc::new(snapshot)),
             unread: Rc::new(unread),
             usage,

@@ -242,6 +242,9 @@ enum PolicyArguments {
     File(policy_file_commands::PolicyFileArguments),
     #[command(flatten)]
     Stored(stored_policy_commands::StoredPolicyArguments),
+    /// Shows what enforce would refuse on one replica: who lacks which grant, since when, how often. Counted
+    /// for callers in mode shadow since the policy in force began.
+    Shadow(view_commands::ShadowArguments),
 }
 
 #[derive(Subcommand)]
@@ -345,6 +348,7 @@ fn main() -> ExitCode {
         Command::Doctor { as_what, at } => doctor(at, as_what.output),
         Command::Policy { command: PolicyArguments::File(command) } => command.run(),
         Command::Policy { command: PolicyArguments::Stored(command) } => command.run(),
+        Command::Policy { command: PolicyArguments::Shadow(command) } => command.run(),
         Command::Grant(grant) => grant.run(),
         Command::Ungrant(grant) => grant.run(),
         Command::Grants { at } => stored_policy_commands::list_grants(at),

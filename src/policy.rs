@@ -13,6 +13,7 @@ mod own_grants;
 pub mod permit;
 pub mod permit_set;
 pub mod rules_in_force;
+pub mod shadow_register;
 pub mod unreachable_rules;
 
 #[cfg(test)]

@@ -1090,6 +1090,14 @@ fn a_policy_is_learned_from_records_and_refused_calls_teach_nothing() {
         record(
             "\"event\":\"change\",\"method\":\"/etcdserverpb.Lease/LeaseRevoke\",\"actions\":[\"lease\"],\"ranges\":[{\"action\":\"write\",\"keys_of_lease\":\"7a\"}]",
         ),
+        // A call that shadow let pass, and one that it let pass and etcd denied.
+        record(
+            "\"event\":\"refusal\",\"method\":\"/etcdserverpb.KV/Range\",\"verdict\":\"would_refuse\",\"ranges\":[{\"action\":\"read\",\"key\":\"/passed\"}]",
+        ),
+        record(
+            "\"event\":\"refusal\",\"method\":\"/etcdserverpb.KV/Range\",\"verdict\":\"would_refuse\",\"ranges\":[{\"action\":\"read\",\"key\":\"/denied\"}]",
+        )
+        .replace("\"OK\"", "\"PermissionDenied\""),
     ];
     let log = write(folder.path(), "audit.log", &log.concat());
     let (code, policy, stderr) = run(&mut keyward(&["policy", "learn", "--since", "24h", &log]));
@@ -1099,6 +1107,23 @@ fn a_policy_is_learned_from_records_and_refused_calls_teach_nothing() {
         policy.contains("key = \"/t/al/x\"") && policy.contains("\"lease\"") && !policy.contains("secret"),
         "{policy}"
     );
+    assert!(policy.contains("key = \"/passed\"") && !policy.contains("/denied"), "{policy}");
+    assert!(stderr.contains("no record of renewals of leases: is \"leases\" in audit.events?"), "{stderr}");
+    // A client whose lease is older than the log, and one that only renews and observes.
+    let renewal = "\"event\":\"begin\",\"method\":\"/etcdserverpb.Lease/LeaseKeepAlive\",\"actions\":[\"lease\"],\"lease\":\"7b\",\"ranges\":[{\"action\":\"write\",\"keys_of_lease\":\"7b\"}]";
+    let observe = "\"event\":\"begin\",\"method\":\"/v3electionpb.Election/Observe\",\"ranges\":[{\"action\":\"lock\",\"key\":\"/e/\",\"end\":\"/e0\"}]";
+    let put = format!("{put},\"lease\":\"7b\",\"ranges\":[{{\"action\":\"write\",\"key\":\"/alive\"}}]");
+    for (records, grants) in [
+        (vec![put], "[\"write\"]\nkey = \"/alive\""),
+        (vec![renewal.to_owned(), observe.to_owned()], "[\"lock\"]\nprefix = \"/e/\""),
+    ] {
+        let lines: String = records.iter().map(|fields| record(fields)).collect();
+        let log = write(folder.path(), "older.log", &lines);
+        let (code, policy, stderr) = run(&mut keyward(&["policy", "learn", &log]));
+        assert_eq!(code, 0, "{stderr}");
+        assert!(policy.contains("actions = [\"lease\"]") && policy.contains(grants), "{policy}");
+        assert_eq!(stderr.contains("no record of renewals"), !policy.contains("/e/"), "{stderr}");
+    }
     let learned = write(folder.path(), "learned.toml", &policy);
     assert_eq!(run(&mut keyward(&["policy", "check", &learned, "--config", &config])).0, 0);
     assert_eq!(run(&mut keyward(&["policy", "learn", "--peer", "password:bo", &log])).0, 1);

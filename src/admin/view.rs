@@ -6,6 +6,7 @@
 //! no token and no password.
 
 mod process_rows;
+mod shadow_rows;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
+use tokio::time::Instant;
 
 use super::AdminState;
 use super::other_replicas::OtherReplicas;
@@ -58,6 +60,8 @@ pub enum ViewTopic {
     Users,
     /// Limits and their use.
     Limits,
+    /// Grants that peers lack, where the policy only counts denials.
+    Shadow,
     /// Certificates of the configuration.
     Certs,
     /// The configuration in force, in outline.
@@ -70,7 +74,7 @@ pub enum ViewTopic {
 
 impl ViewTopic {
     /// All topics with their names.
-    pub const ALL: [(&'static str, Self); 14] = [
+    pub const ALL: [(&'static str, Self); 15] = [
         ("clients", Self::Clients),
         ("watches", Self::Watches),
         ("leases", Self::Leases),
@@ -81,6 +85,7 @@ impl ViewTopic {
         ("members", Self::Members),
         ("users", Self::Users),
         ("limits", Self::Limits),
+        ("shadow", Self::Shadow),
         ("certs", Self::Certs),
         ("config", Self::Config),
         ("replicas", Self::Replicas),
@@ -173,6 +178,10 @@ impl Viewer {
             ViewTopic::Sessions => rows_of(&self.sessions()),
             ViewTopic::Members => self.members(),
             ViewTopic::Limits => rows_of(&self.limits()),
+            ViewTopic::Shadow => rows_of(&shadow_rows::joined(
+                self.questions.ask(ShardQuestion::Shadow).await?,
+                Instant::now(),
+            )),
             ViewTopic::Certs => rows_of(&self.certificates()),
             ViewTopic::Config => rows_of(&self.configuration()),
             ViewTopic::Replicas => rows_of(&self.others.beside(self.replica()).await),

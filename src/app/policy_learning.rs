@@ -1,7 +1,8 @@
 //! `keyward policy learn`: a policy from the audit log.
 //!
-//! Owns: what a record says about a peer's needs. Must not know: how keys are generalized. Invariant: calls
-//! that were refused or denied are no needs.
+//! Owns: what a record says about a peer's needs. Must not know: how keys are generalized. Invariants: calls
+//! that were refused or denied are no needs; a call that `shadow` let pass is one, whatever the policy says;
+//! a peer that writes or waits with a lease may renew leases, since its lease may be older than the log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -41,7 +42,14 @@ struct CallRecord {
     ranges_omitted: u64,
     actions: Vec<String>,
     lease: Option<String>,
+    verdict: Option<String>,
 }
+
+/// The path of the stream whose begin is a renewal.
+const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
+/// The words of `audit.events`, and a noun for the records of each.
+const EVENTS: [(&str, &str); 4] =
+    [("changes", "changes"), ("reads", "reads"), ("watches", "watches"), ("leases", "renewals of leases")];
 
 /// What the records show.
 #[derive(Default)]
@@ -52,7 +60,8 @@ struct Records {
     keys_of_leases: BTreeMap<String, BTreeSet<Vec<u8>>>,
     /// Actions on the keys of leases.
     uses_of_leases: BTreeSet<(String, Action, String)>,
-    events: BTreeSet<String>,
+    /// The words of `audit.events` with records.
+    events: BTreeSet<&'static str>,
     omitted: u64,
     anonymous: u64,
     unknown_methods: BTreeSet<String>,
@@ -80,10 +89,19 @@ pub fn learn(
 
 impl Records {
     fn take(&mut self, record: &CallRecord) {
-        if !["change", "read", "watch_create"].contains(&&*record.event) {
-            return;
-        }
-        self.events.insert(record.event.clone());
+        let is_passed_denial = record.verdict.as_deref() == Some("would_refuse");
+        let word = match &*record.event {
+            "change" => Some("changes"),
+            "read" => Some("reads"),
+            "watch_create" => Some("watches"),
+            "begin" if record.method == KEEP_ALIVE => Some("leases"),
+            // Observe has watch_end, and Lock and Campaign a change, once they end.
+            "begin" => None,
+            // A call that shadow let pass.
+            "refusal" if is_passed_denial => None,
+            _ => return,
+        };
+        self.events.extend(word);
         let is_denied = ["PermissionDenied", "Unauthenticated"].contains(&&*record.code);
         if record.refused || is_denied {
             return;
@@ -97,6 +115,10 @@ impl Records {
         self.learner.note_call(peer);
         if lookup(&record.method).is_none() {
             self.unknown_methods.insert(record.method.clone());
+        }
+        if let Some(id) = record.lease.as_ref().and_then(|lease| u64::from_str_radix(lease, 16).ok()) {
+            self.learner.note_lease(id);
+            self.learner.note_action(peer, Action::Lease);
         }
         for action in record.actions.iter().filter_map(|word| action(word)) {
             self.learner.note_action(peer, action);
@@ -151,12 +173,8 @@ impl Records {
 
     fn warnings(&self, unknown_leases: u64) -> Vec<String> {
         let mut warnings = Vec::new();
-        for (event, word, what) in [
-            ("change", "changes", "changes"),
-            ("read", "reads", "reads"),
-            ("watch_create", "watches", "watches"),
-        ] {
-            if !self.events.contains(event) {
+        for (word, what) in EVENTS {
+            if !self.events.contains(word) {
                 warnings.push(format!("there is no record of {what}: is {word:?} in audit.events?"));
             }
         }

@@ -21,6 +21,8 @@ pub enum AuditEvent {
     Read,
     /// The begin and the end of a watch stream.
     Watch,
+    /// The begin of a keepalive stream.
+    Lease,
     /// A password login.
     Login,
     /// A call refused by Keyward, or denied by a member.

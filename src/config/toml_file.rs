@@ -494,6 +494,7 @@ pub(super) enum TomlAuditEvent {
     Changes,
     Reads,
     Watches,
+    Leases,
     Logins,
     Refusals,
     Admin,

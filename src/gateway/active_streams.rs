@@ -237,6 +237,8 @@ pub async fn reauthorize_on_changes(gateway: Rc<Gateway>) {
             return;
         }
         let change = *sessions.borrow_and_update();
+        // Before the streams are decided again: their denials count under the new policy.
+        gateway.shadow.follow(gateway.callers.rules().policy_generation());
         let ended = gateway.active_streams.reauthorize_all(&gateway).await;
         ended_streams.note(change, ended);
     }

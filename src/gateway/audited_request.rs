@@ -1,29 +1,43 @@
 //! The steps of a call towards its audit record.
 //!
-//! Owns: room for the record before anything is sent, and the facts of requests, denials and refusals. Must
-//! not know: the form of a record. Invariant: a call with a record goes upstream only with room for the
-//! record, unless `audit.on_full` is `drop`.
+//! Owns: room for the record before anything is sent, and the facts of requests, denials and refusals, also
+//! of calls that last. Must not know: the form of a record. Invariant: a call with a record goes upstream
+//! only with room for the record, unless `audit.on_full` is `drop`.
 
+use std::future::Future;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
+use http::header::USER_AGENT;
+use tokio::time::timeout;
 
 use crate::audit::log::{AuditLog, Reservation};
+use crate::audit::record::cut_name;
 use crate::config::PolicyMode;
 use crate::config::audit_settings::AuditEvent;
 use crate::gateway::call::Call;
-use crate::gateway::call_audit::{CallAudit, PolicyVerdict, WatchStreamFacts, event_of, touched};
+use crate::gateway::call_audit::{CallAudit, PolicyVerdict, event_of, touched};
 use crate::gateway::caller::Caller;
+use crate::gateway::lasting_call_records::{LastingCallFacts, RenewalRecords};
+use crate::gateway::{ClientConnection, Gateway};
+use crate::lease::renewal_permission::RenewalObserver;
 use crate::policy::interval_set::GrantId;
 use crate::policy::live_permits::LivePermits;
 use crate::policy::permit_set::{Decision, Denial, PermitSet};
 use crate::refusal::{Code, Refusal};
-use crate::rpc::method::Effect;
+use crate::rpc::method::{Effect, Handler, Method};
 use crate::rpc::namespace::lease_ids::RequestLease;
 use crate::upstream::answer::MemberReply;
+use crate::watch::access::DeniedWatchObserver;
 use crate::watch::request_gate::WatchRequestObserver;
+
+/// After this time a waiting Lock or Campaign leaves a record of its begin. Most take what is free, and their
+/// end is the one record.
+const WAITS: Duration = Duration::from_secs(1);
 
 /// The wait of a call for room for its record.
 pub type RecordRoomWait<'c> = LocalBoxFuture<'c, Result<(), Refusal>>;
@@ -116,7 +130,7 @@ pub fn note_logged_keys(call: &Call<'_>, message: Option<&[u8]>) {
     }
 }
 
-/// Notes the keys of a request refused by the policy, if refusals have records.
+/// Notes the keys of a request denied by the policy, if the call has a record for its denial only.
 pub fn note_refused_keys(call: &Call<'_>, message: &[u8]) {
     call.record.note_audited(|audit| {
         if audit.is_refusal_only() {
@@ -125,13 +139,15 @@ pub fn note_refused_keys(call: &Call<'_>, message: &[u8]) {
     });
 }
 
-/// Notes the policy's verdict on the call. A refused call gets a record if refusals have records.
+/// Notes the policy's verdict on the call. A call that is denied has a record if refusals have records, also
+/// where the policy lets the call pass; the messages of a watch or keepalive stream have their own.
 pub fn note_verdict(call: &Call<'_>, permits: &Rc<PermitSet>, decided: Result<Option<GrantId>, Denial>) {
     if permits.mode == PolicyMode::Off {
         return;
     }
     let is_refused = decided.is_err_and(|denial| permits.enforce(denial).is_err());
-    if is_refused && is_new_refusal(call) {
+    let has_messages = matches!(call.method.handler, Handler::Watch | Handler::KeepAlive);
+    if (is_refused || decided.is_err() && !has_messages) && is_new_refusal(call) {
         call.record.audit(Box::new(facts(call, AuditEvent::Refusal, None)));
     }
     call.record.note_audited(|audit| {
@@ -163,26 +179,98 @@ fn audited_watches(
     caller: &Caller,
     permits: Option<Rc<LivePermits>>,
 ) -> Option<WatchRequestObserver> {
-    let has_events = |log: &&Arc<AuditLog>| log.has(AuditEvent::Watch) || log.has(AuditEvent::Refusal);
-    let log = call.record.audit_log().filter(has_events).map(Arc::clone)?;
-    let stream = WatchStreamFacts {
-        method: call.method,
-        origin: Rc::clone(&call.client.origin),
-        peer: call.record.peer().unwrap_or_default(),
-        user: caller.user.clone(),
-        limiter: Rc::clone(call.record.audit_limiter()),
-        stream: facts(call, AuditEvent::Watch, None),
-    };
+    let log = log_of_stream(call, AuditEvent::Watch)?;
+    let facts = lasting_facts(call, caller);
     Some(Box::new(move |message| {
         let verdict = permits.as_ref().map(|permits| {
             let permits = permits.now();
-            let decided = match permits.decide(stream.method, message) {
+            let decided = match permits.decide(facts.method, message) {
                 Decision::Allowed(permit) | Decision::NeedsLeaseKeys(permit, _) => Ok(permit.grant()),
                 Decision::Denied(denial) => Err(denial),
             };
             PolicyVerdict { permits, decided }
         });
-        let is_judged = |verdict: &&PolicyVerdict| verdict.permits.mode != PolicyMode::Off;
-        stream.write_create(&log, message, verdict.as_ref().filter(is_judged));
+        facts.write_watch(&log, message, verdict.as_ref().filter(|verdict| verdict.is_of_policy()));
     }))
+}
+
+/// Records each open watch that changed permissions deny, as configured.
+pub fn open_watch_observer(call: &Call<'_>, caller: &Caller) -> Option<DeniedWatchObserver> {
+    let log = log_of_stream(call, AuditEvent::Watch)?;
+    let facts = lasting_facts(call, caller);
+    Some(Box::new(move |create, permits, denial| {
+        let verdict = PolicyVerdict { permits: Rc::clone(permits), decided: Err(denial) };
+        facts.write_open_watch(&log, create, &verdict);
+    }))
+}
+
+/// Records the first renewal of a keepalive stream, and the first one denied by each policy, as configured.
+pub fn renewal_observer(call: &Call<'_>, caller: &Caller) -> Option<RenewalObserver> {
+    let log = log_of_stream(call, AuditEvent::Lease)?;
+    let records = RenewalRecords::new(lasting_facts(call, caller), log);
+    if is_new_refusal(call) {
+        let mut audit = Box::new(facts(call, AuditEvent::Refusal, None));
+        audit.is_denial_recorded = Some(Rc::clone(&records.is_denial_recorded));
+        call.record.audit(audit);
+    }
+    Some(Box::new(move |decision| records.take(&decision)))
+}
+
+/// Records the begin of a stream, or of a call that waits, if the call is audited.
+pub fn note_begin(call: &Call<'_>, caller: &Caller) {
+    let Some(log) = call.record.audit_log() else { return };
+    call.record.note_audited(|audit| lasting_facts(call, caller).write_begin(log, audit));
+}
+
+/// Waits for the answer to a Lock or Campaign, and records the begin of a long wait.
+pub async fn wait_on_record<T>(call: &Call<'_>, caller: &Caller, waiting: impl Future<Output = T>) -> T {
+    let mut waiting = pin!(waiting);
+    if call.record.audit_log().is_none() {
+        return waiting.await;
+    }
+    if let Ok(answer) = timeout(WAITS, &mut waiting).await {
+        return answer;
+    }
+    note_begin(call, caller);
+    waiting.await
+}
+
+/// Records that changed permissions deny a stream or a waiting call, and let it go on.
+pub fn note_open_denial(
+    gateway: &Gateway,
+    client: &ClientConnection,
+    caller: &Caller,
+    (method, peer, message): (&'static Method, &Rc<str>, &[u8]),
+    (permits, denial): (&Rc<PermitSet>, Denial),
+) {
+    let log = gateway.records.audit.as_ref().filter(|log| log.has(AuditEvent::Refusal));
+    let Some(log) = log else { return };
+    let facts = LastingCallFacts {
+        method,
+        origin: Rc::clone(&client.origin),
+        peer: Rc::clone(peer),
+        user: caller.user.clone(),
+        limiter: Rc::clone(&gateway.records.audit_limiter),
+        user_agent: client.origin.user_agent().map(Into::into),
+    };
+    let verdict = PolicyVerdict { permits: Rc::clone(permits), decided: Err(denial) };
+    facts.write_open_call(log, message, &verdict);
+}
+
+/// The audit log, if it has records of a stream's requests, or of refusals.
+fn log_of_stream(call: &Call<'_>, event: AuditEvent) -> Option<Arc<AuditLog>> {
+    let has_records = |log: &&Arc<AuditLog>| log.has(event) || log.has(AuditEvent::Refusal);
+    call.record.audit_log().filter(has_records).map(Arc::clone)
+}
+
+fn lasting_facts(call: &Call<'_>, caller: &Caller) -> LastingCallFacts {
+    let agent = call.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
+    LastingCallFacts {
+        method: call.method,
+        origin: Rc::clone(&call.client.origin),
+        peer: call.record.peer().unwrap_or_default(),
+        user: caller.user.clone(),
+        limiter: Rc::clone(call.record.audit_limiter()),
+        user_agent: agent.map(|agent| cut_name(agent).into()),
+    }
 }

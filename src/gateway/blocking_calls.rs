@@ -11,7 +11,7 @@ use crate::gateway::call::Call;
 use crate::gateway::exchange::Exchange;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::unary_request::UnaryRequest;
-use crate::gateway::{forward, namespace_leases, namespaces};
+use crate::gateway::{audited_request, forward, namespace_leases, namespaces};
 use crate::lease::lock_queue::LockQueueKey;
 use crate::lease::lock_wait::{LockWait, LockWaitContext};
 use crate::refusal::{Code, Refusal, Status};
@@ -37,6 +37,7 @@ pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineRes
     let mut registration = call.gateway.enter(call.client, &request.caller, Some(request.decided(call)))?;
     let lock_wait = lock_wait(call, &request).await;
     let waiting = run(&exchange, lock_wait, &mut registration);
+    let waiting = audited_request::wait_on_record(call, &request.caller, waiting);
     let end = call.client.authorization_end(&request.caller);
     let mut answer = match end.map(|(end, refusal)| (Box::pin(end.passed()), refusal)) {
         None => waiting.await?,

@@ -1,9 +1,11 @@
 //! The audit state of a call, and the audit record at the call's end.
 //!
 //! Owns: the facts collected for the audit log, the room of the record, and the choice of the events. Must
-//! not know: the steps of a call. Invariants: the state exists for audited calls only; the record is written
-//! once, at the end of the call, also of a call dropped half-way; no value, token or password is a fact.
+//! not know: the steps of a call, the records of a call that lasts. Invariants: the state exists for audited
+//! calls only; the record is written once, at the end of the call, also of a call dropped half-way; no value,
+//! token or password is a fact.
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,6 +18,7 @@ use crate::audit::queue::{AuditPlace, RoomShare};
 use crate::audit::record::{
     AuditedEnd, AuditedRange, AuditedRanges, CallAuditRecord, Timestamp, cut_name, lease_text,
 };
+use crate::config::PolicyMode;
 use crate::config::audit_settings::AuditEvent;
 use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::identity::{MemberId, UserName};
@@ -23,7 +26,7 @@ use crate::policy::caller_namespace::hides;
 use crate::policy::interval_set::GrantId;
 use crate::policy::permit_set::{Denial, PermitSet};
 use crate::refusal::Code;
-use crate::rpc::key_range::RangeEnd;
+use crate::rpc::key_range::{KeyRange, RangeEnd};
 use crate::rpc::method::{Class, Effect, Handler, Lane, Method};
 use crate::rpc::touch::{self, Touch, TouchTarget};
 use crate::telemetry::limiter::PeerRecordLimiter;
@@ -44,12 +47,14 @@ enum RecordRoom {
 
 /// The facts collected for the record of a call.
 pub struct CallAudit {
-    event: AuditEvent,
+    pub(super) event: AuditEvent,
     room: RecordRoom,
-    ranges: AuditedRanges,
-    lease: Option<i64>,
-    received: usize,
+    pub(super) ranges: AuditedRanges,
+    pub(super) lease: Option<i64>,
+    pub(super) received: usize,
     user_agent: Option<Box<str>>,
+    /// True once a record names the policy's denial, of a call that lasts: its end leaves no second one.
+    pub(super) is_denial_recorded: Option<Rc<Cell<bool>>>,
     /// The path of a method without a row.
     path: Option<Box<str>>,
     /// The store's revision after the call.
@@ -68,14 +73,24 @@ pub struct PolicyVerdict {
 }
 
 /// The fields of a verdict in a record.
-struct VerdictTexts {
-    generation: String,
-    verdict: &'static str,
-    rule: Option<String>,
+pub(super) struct VerdictTexts {
+    pub(super) generation: String,
+    pub(super) verdict: &'static str,
+    pub(super) rule: Option<String>,
 }
 
 impl PolicyVerdict {
-    fn texts(&self) -> VerdictTexts {
+    /// True if the policy denies the request, and lets it pass.
+    pub(super) fn is_passed_denial(&self) -> bool {
+        self.decided.is_err_and(|denial| self.permits.enforce(denial).is_ok())
+    }
+
+    /// False if the policy is off for the caller.
+    pub(super) fn is_of_policy(&self) -> bool {
+        self.permits.mode != PolicyMode::Off
+    }
+
+    pub(super) fn texts(&self) -> VerdictTexts {
         let permits = &self.permits;
         let (verdict, rule) = match self.decided {
             Ok(grant) => ("allowed", grant.map(|grant| permits.allowing_rule(grant))),
@@ -88,8 +103,8 @@ impl PolicyVerdict {
     }
 }
 
-/// The event of a call; `None` for calls without records. A keepalive changes nothing but a time, and a
-/// health check reveals nothing of the store.
+/// The event of a call; `None` for calls without a record at their end. A keepalive changes nothing but a
+/// time, and a health check reveals nothing of the store.
 pub(super) fn event_of(method: &Method, effect: Effect) -> Option<AuditEvent> {
     match method.handler {
         Handler::Login => Some(AuditEvent::Login),
@@ -117,6 +132,7 @@ impl CallAudit {
             lease: None,
             received: 0,
             user_agent: agent.map(|agent| cut_name(agent).into()),
+            is_denial_recorded: None,
             path: (method.handler == Handler::PassThrough).then(|| cut_name(path).into()),
             revision: None,
             verdict: None,
@@ -156,6 +172,11 @@ impl CallAudit {
         self.event == AuditEvent::Refusal
     }
 
+    /// True if a record names the denial of the call already.
+    fn is_denial_recorded(&self) -> bool {
+        self.is_denial_recorded.as_ref().is_some_and(|recorded| recorded.get())
+    }
+
     /// The bytes of the record, about.
     pub(super) fn weight(&self) -> usize {
         FIELDS + self.ranges.weight()
@@ -176,6 +197,31 @@ pub(super) fn touched(method: &Method, message: &[u8]) -> (AuditedRanges, Option
     touched_if(method, message, |_touch| true)
 }
 
+/// The ranges of a watch, given as its WatchCreateRequest.
+pub(super) fn touched_by_watch(create: &[u8]) -> AuditedRanges {
+    let mut ranges = AuditedRanges::default();
+    let visited = touch::visit_watch_create(create, &mut |touch| {
+        if let TouchTarget::Keys(range) = touch.target {
+            ranges.add(|| audited_range(touch.action.name(), range));
+        }
+        ControlFlow::Continue(())
+    });
+    // A watch that cannot be read was refused when it was created.
+    if visited.is_err() {
+        tracing::debug!("the ranges of an open watch cannot be read");
+    }
+    ranges
+}
+
+fn audited_range(action: &'static str, range: KeyRange<'_>) -> AuditedRange {
+    let end = match range.end {
+        RangeEnd::StartKey => AuditedEnd::Key,
+        RangeEnd::Before(end) => AuditedEnd::Before(end),
+        RangeEnd::Unbounded => AuditedEnd::Unbounded,
+    };
+    AuditedRange::new(action, range.start, end)
+}
+
 fn touched_if(
     method: &Method,
     message: &[u8],
@@ -185,14 +231,7 @@ fn touched_if(
     let mut add = |touch: Touch<'_>| {
         match touch.target {
             _ if !is_shown(&touch) => {}
-            TouchTarget::Keys(range) => {
-                let end = match range.end {
-                    RangeEnd::StartKey => AuditedEnd::Key,
-                    RangeEnd::Before(end) => AuditedEnd::Before(end),
-                    RangeEnd::Unbounded => AuditedEnd::Unbounded,
-                };
-                ranges.add(|| AuditedRange::new(touch.action.name(), range.start, end));
-            }
+            TouchTarget::Keys(range) => ranges.add(|| audited_range(touch.action.name(), range)),
             TouchTarget::KeysOfLease(lease) => {
                 named = Some(lease);
                 if method.class == Class::Lease {
@@ -262,7 +301,8 @@ impl CallFacts<'_> {
     }
 }
 
-/// Writes the record of a call at its end, if the call is audited. Records of calls without effect pass the
+/// Writes the record of a call at its end, if the call is audited. A call that the policy denies and lets
+/// pass has the record of a refused call, if it has no other. Records of calls without effect pass the
 /// limiter, so that nobody fills a disk, or rotates records away, by calls that change nothing; callers
 /// without a proved identity share one bucket, since they choose their names.
 pub(super) fn write(
@@ -272,12 +312,17 @@ pub(super) fn write(
     facts: &CallFacts<'_>,
 ) {
     let is_refusal = facts.is_refusal();
+    let is_passed_denial = |audit: &CallAudit| {
+        audit.verdict.as_ref().is_some_and(PolicyVerdict::is_passed_denial) && !audit.is_denial_recorded()
+    };
     let event = match &audit {
         Some(audit) if audit.event != AuditEvent::Refusal => audit.event,
+        Some(audit) if audit.is_denial_recorded() && facts.code == Code::PermissionDenied => return,
+        Some(audit) if log.has(AuditEvent::Refusal) && is_passed_denial(audit) => AuditEvent::Refusal,
         _ if is_refusal && log.has(AuditEvent::Refusal) => AuditEvent::Refusal,
         _ => return,
     };
-    let is_limited = is_without_effect(facts.code, facts.attempts);
+    let is_limited = event == AuditEvent::Refusal || is_without_effect(facts.code, facts.attempts);
     let proved = facts.peer.filter(|_| facts.is_proved);
     if is_limited && !limiter.may_log(proved) {
         return log.note_left_out(proved);
@@ -332,78 +377,12 @@ pub(super) fn write(
     }
 }
 
-/// The facts of a Watch stream repeated in the record of each of its watches.
-pub(super) struct WatchStreamFacts {
-    pub(super) method: &'static Method,
-    pub(super) origin: Rc<ConnectionOrigin>,
-    pub(super) peer: Rc<str>,
-    pub(super) user: Option<UserName>,
-    pub(super) limiter: Rc<PeerRecordLimiter>,
-    pub(super) stream: CallAudit,
-}
-
-impl WatchStreamFacts {
-    /// Records the watch created by `message`, a WatchRequest, or refused by `verdict`. Other requests leave
-    /// no record.
-    pub(super) fn write_create(&self, log: &AuditLog, message: &[u8], verdict: Option<&PolicyVerdict>) {
-        let verdict = verdict.map(PolicyVerdict::texts);
-        let is_refused = verdict.as_ref().is_some_and(|verdict| verdict.verdict == "refused");
-        let event = match (log.has(AuditEvent::Watch), is_refused && log.has(AuditEvent::Refusal)) {
-            (true, _) => "watch_create",
-            (false, true) => "refusal",
-            (false, false) => return,
-        };
-        let (mut ranges, _) = touched(self.method, message);
-        if ranges.is_empty() {
-            return;
-        }
-        if is_refused && !self.limiter.may_log(Some(&self.peer)) {
-            return log.note_left_out(Some(&self.peer));
-        }
-        if is_refused {
-            ranges.shorten();
-        }
-        let record = CallAuditRecord {
-            time: Timestamp::now(),
-            event,
-            method: self.method.path,
-            code: if is_refused { Code::PermissionDenied } else { Code::Ok }.name(),
-            refused: is_refused,
-            peer: Some(&self.peer),
-            user: self.user.as_ref().map(UserName::as_str),
-            remote: self.origin.remote_text.as_deref(),
-            listener: &self.origin.listener,
-            ranges: &[],
-            ranges_omitted: 0,
-            actions: &[],
-            lease: None,
-            revision: None,
-            member: None,
-            attempts: 0,
-            micros: 0,
-            received: message.len() as u64,
-            sent: 0,
-            policy_generation: verdict.as_ref().map(|verdict| &*verdict.generation),
-            verdict: verdict.as_ref().map(|verdict| verdict.verdict),
-            rule: verdict.as_ref().and_then(|verdict| verdict.rule.as_deref()),
-            limit: None,
-            refused_by: is_refused.then_some("policy"),
-            user_agent: self.stream.user_agent.as_deref(),
-        };
-        let record = record.with_ranges(&ranges);
-        if is_refused {
-            log.record_without_effect(None, Some(&self.peer), &record);
-        } else {
-            log.record(None, RoomShare::Common, &record);
-        }
-    }
-}
-
 fn name(event: AuditEvent) -> &'static str {
     match event {
         AuditEvent::Change => "change",
         AuditEvent::Read => "read",
         AuditEvent::Watch => "watch_end",
+        AuditEvent::Lease => "begin",
         AuditEvent::Login => "login",
         AuditEvent::Refusal => "refusal",
         AuditEvent::Admin => "admin",

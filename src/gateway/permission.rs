@@ -1,9 +1,9 @@
 //! The policy's decision on a request, and its consequence.
 //!
 //! Owns: the consequence of a denial by the caller's mode, the confinement to the caller's namespace, and
-//! finding the keys of a lease. Must not know:
-//! how a decision is made. Invariants (docs/decisions.md#d30): a denied request is not sent; a denial that
-//! is not enforced is counted and changes nothing; no log record names a key.
+//! finding the keys of a lease. Must not know: how a decision is made. Invariants (docs/decisions.md#d30): a
+//! denied request is not sent; a denial that is not enforced is counted, named in the shard's register and in
+//! the audit log, and changes nothing; no log record names a key.
 
 use std::rc::Rc;
 
@@ -20,8 +20,9 @@ use crate::lease::lock_queue::LockQueueKey;
 use crate::policy::caller_namespace::{CallerNamespace, OutsideNamespace};
 use crate::policy::permit::Permit;
 use crate::policy::permit_set::{Decision, Denial, PermitSet};
+use crate::policy::shadow_register::DeniedPart;
 use crate::refusal::Refusal;
-use crate::rpc::method::Method;
+use crate::rpc::method::{Handler, Method};
 use crate::rpc::touch::Action;
 use crate::upstream::permission_probe::PermissionProbe;
 
@@ -30,18 +31,26 @@ const LARGEST_KEPT: usize = 4096;
 
 /// A request of a stream or waiting call, decided again after a change of the policy.
 pub struct DecidedRequest {
-    method: &'static Method,
+    /// The method.
+    pub method: &'static Method,
     /// `None` for a large message.
     message: Option<Box<[u8]>>,
+    /// The caller's name, as in audit records.
+    pub peer: Rc<str>,
     /// Begin of the call.
     pub since: Instant,
 }
 
 impl DecidedRequest {
-    /// Copies the request.
+    /// Copies the request of `call`.
     #[must_use]
-    pub fn new(method: &'static Method, message: &[u8], since: Instant) -> Self {
-        Self { method, message: (message.len() <= LARGEST_KEPT).then(|| message.into()), since }
+    pub fn new(call: &Call<'_>, message: &[u8]) -> Self {
+        Self {
+            method: call.method,
+            message: (message.len() <= LARGEST_KEPT).then(|| message.into()),
+            peer: call.record.peer().unwrap_or_default(),
+            since: call.record.started,
+        }
     }
 
     /// Method, name and lease of a Lock or Campaign; `None` for another method, or a large message.
@@ -51,15 +60,10 @@ impl DecidedRequest {
         Some((self.method.name, name, lease))
     }
 
-    /// True if `permits` refuse the request. The keys of leases are not looked up again. A request too large
-    /// to be kept is refused wherever requests are judged.
+    /// The message; `None` if the message was too large to be kept.
     #[must_use]
-    pub fn is_refused(&self, permits: &PermitSet) -> bool {
-        let Some(message) = &self.message else { return permits.mode == PolicyMode::Enforce };
-        match permits.decide(self.method, message) {
-            Decision::Denied(denial) => permits.enforce(denial).is_err(),
-            Decision::Allowed(_) | Decision::NeedsLeaseKeys(..) => false,
-        }
+    pub fn message(&self) -> Option<&[u8]> {
+        self.message.as_deref()
     }
 }
 
@@ -142,7 +146,7 @@ fn decide<'a>(call: &'a Call<'_>, caller: &'a Caller, message: &[u8]) -> Decisio
             audited_request::note_verdict(call, permits, Ok(permit.grant()));
             Ok(Ok(permit))
         }
-        Decision::Denied(denial) => Ok(consequence(call, permits, denial)),
+        Decision::Denied(denial) => Ok(consequence(call, permits, denial, DeniedPart::Message(message))),
         Decision::NeedsLeaseKeys(permit, leases) => {
             Err(of_lease_keys(call, caller, Rc::clone(permits), permit, leases).boxed_local())
         }
@@ -159,11 +163,19 @@ pub fn of_stream(call: &Call<'_>, caller: &Caller) -> Result<Permit, Refusal> {
         return Err(outside_namespace(call, OutsideNamespace(Action::Read)));
     }
     match permits.decide_stream() {
-        Decision::Denied(denial) => consequence(call, &permits, denial),
+        Decision::Denied(denial) => consequence(call, &permits, denial, part_of_stream(call)),
         Decision::Allowed(permit) | Decision::NeedsLeaseKeys(permit, _) => {
             audited_request::note_verdict(call, &permits, Ok(permit.grant()));
             Ok(permit)
         }
+    }
+}
+
+/// The part of a stream that is decided as a whole: an unknown method has no message to be decided on.
+fn part_of_stream<'c>(call: &Call<'c>) -> DeniedPart<'c> {
+    match call.method.handler {
+        Handler::PassThrough => DeniedPart::UnknownMethod(call.path),
+        _ => DeniedPart::Nothing,
     }
 }
 
@@ -179,7 +191,7 @@ pub fn of_unknown_method(call: &Call<'_>, caller: &Caller) -> Result<Permit, Ref
         return Err(unimplemented(call.path).unwrap_or(refused));
     }
     let Decision::Denied(denial) = permits.decide_unknown() else { return of_stream(call, caller) };
-    let refused = consequence(call, &permits, denial);
+    let refused = consequence(call, &permits, denial, part_of_stream(call));
     refused.map_err(|refusal| match permits.unknown_methods {
         UnknownMethods::Allow => refusal,
         UnknownMethods::Refuse => unimplemented(call.path).unwrap_or(refusal),
@@ -195,13 +207,24 @@ fn unimplemented(path: &str) -> Option<Refusal> {
 ///
 /// # Errors
 /// The denial is enforced.
-fn consequence(call: &Call<'_>, permits: &Rc<PermitSet>, denial: Denial) -> Result<Permit, Refusal> {
+fn consequence(
+    call: &Call<'_>,
+    permits: &Rc<PermitSet>,
+    denial: Denial,
+    part: DeniedPart<'_>,
+) -> Result<Permit, Refusal> {
     audited_request::note_verdict(call, permits, Err(denial));
-    let (metrics, method) = (&call.gateway.metrics, call.method);
+    if let DeniedPart::Message(message) = part {
+        audited_request::note_refused_keys(call, message);
+    }
+    let (gateway, method) = (call.gateway, call.method);
     let (action, reason) = (denial.action.name(), denial.reason.word());
     permits
-        .enforce_and_count(denial, &metrics.policy)
+        .enforce_and_count(denial, &gateway.metrics.policy)
         .inspect(|_| {
+            let peer = call.record.peer().unwrap_or_default();
+            gateway.shadow.follow(gateway.callers.rules().policy_generation());
+            gateway.shadow.note(permits, &peer, (method, denial), part, Instant::now());
             tracing::debug!(method = method.path, action, reason, "the policy would refuse a request");
         })
         .inspect_err(|_| {
@@ -227,7 +250,7 @@ async fn of_lease_keys(
             Err(refusal) => return Err(refusal),
         };
         if let Decision::Denied(denial) = permits.decide_keys(action, keys.iter().map(|key| &key[..])) {
-            return consequence(call, &permits, denial);
+            return consequence(call, &permits, denial, DeniedPart::KeysOfLease(action, &keys));
         }
     }
     audited_request::note_verdict(call, &permits, Ok(permit.grant()));

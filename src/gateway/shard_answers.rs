@@ -37,6 +37,7 @@ pub async fn answer_questions(gateway: Rc<Gateway>, mut questions: mpsc::Receive
             ShardQuestion::Locks(answer) => drop(answer.send(of_streams(&gateway, locks_of).await)),
             ShardQuestion::SlowCalls(answer) => drop(answer.send(slow_calls(&gateway))),
             ShardQuestion::HotPrefixes(answer) => drop(answer.send(hot_prefixes(&gateway))),
+            ShardQuestion::Shadow(answer) => drop(answer.send(gateway.shadow.missing())),
             ShardQuestion::Kick(client, answer) => drop(answer.send(kick(&gateway, client))),
         }
     }

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use crate::gateway::shard_rows::{
     ClientRow, HotPrefixRow, KickedClient, LeaseRow, LockRow, SlowCallRow, WatchRow,
 };
+use crate::policy::shadow_register::MissingGrant;
 
 /// Questions queued per shard; the admin socket has fewer clients at a time.
 const QUEUED: usize = 16;
@@ -34,6 +35,8 @@ pub enum ShardQuestion {
     SlowCalls(oneshot::Sender<Vec<SlowCallRow>>),
     /// The key prefixes with the most calls.
     HotPrefixes(oneshot::Sender<Vec<HotPrefixRow>>),
+    /// The grants that callers lack, where the policy only counts denials; with the peer.
+    Shadow(oneshot::Sender<Vec<(Option<Box<str>>, MissingGrant)>>),
     /// Asks the connection with this number to end; empty where the shard has no such connection.
     Kick(u64, oneshot::Sender<Vec<KickedClient>>),
 }

@@ -162,6 +162,30 @@ pub struct HotPrefixRow {
     pub seconds: u64,
 }
 
+/// A grant that a peer lacks, where the policy only counts denials.
+#[derive(Clone, Debug, Serialize)]
+pub struct ShadowRow {
+    /// The peer: kind of evidence, and name; null for all peers beyond the first 256 of a thread.
+    pub peer: Option<String>,
+    /// The action, in the words of a policy.
+    pub action: &'static str,
+    /// The keys, escaped: a key, `PREFIX*` or `[KEY, END)`; `further keys` beyond the bound on rows, and the
+    /// path of an unknown method. Null for an action that is not on keys.
+    pub keys: Option<String>,
+    /// The reason: `no_grant: write`, or the grant that denies.
+    pub rule: String,
+    /// The method of the last request; empty for an unknown method.
+    pub method: &'static str,
+    /// Requests that would be refused.
+    pub requests: u64,
+    /// Seconds since the first one.
+    pub since_seconds: u64,
+    /// Seconds since the last one.
+    pub last_seconds: u64,
+    /// The generation of the policy, under which all of these requests were counted.
+    pub policy_generation: String,
+}
+
 /// A connection that was asked to end.
 #[derive(Clone, Debug)]
 pub struct KickedClient {

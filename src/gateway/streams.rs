@@ -36,6 +36,7 @@ use crate::lease::renewal_permission::RenewalAccess;
 use crate::lease::renewed_leases::RenewedLeases;
 use crate::members::choose::MemberChooser;
 use crate::members::cluster_outage::{self, StreamPatience, UpstreamLink};
+use crate::policy::shadow_register::StreamDenials;
 use crate::refusal::Refusal;
 use crate::tasks::wake_gate::WakeGate;
 use crate::upstream::reopening_stream::StreamRoute;
@@ -74,6 +75,7 @@ pub fn watch(
         idle_progress: config.watch.idle_progress.map(|least| between(least, &gateway.upstream.chooser)),
         progress_grace: PROGRESS_GRACE,
     };
+    let open_watches = audited_request::open_watch_observer(call, caller);
     let session = WatchSession {
         route: WatchRoute {
             stream: Rc::new(StreamRoute {
@@ -98,7 +100,7 @@ pub fn watch(
         gate: Box::new(WatchRequestGate {
             access: registration
                 .permits()
-                .map(|permits| WatchAccess::new(permits, gateway.metrics.policy.clone())),
+                .map(|permits| WatchAccess::new(permits, denials(call), open_watches)),
             usage: call.record.usage().map(|usage| Box::new(LimitedWatches::new(Rc::clone(usage)))),
             observer: audited_request::watch_observer(call, caller, registration.permits()),
             refused: Box::new(call.record.refused_watches()),
@@ -148,14 +150,17 @@ pub fn keep_alive(
     let link = Rc::<UpstreamLink>::default();
     let renewed = Rc::<RenewedLeases>::default();
     registration.set_work(StreamWork::KeepAlive(Rc::clone(&renewed)));
+    let observer = audited_request::renewal_observer(call, caller);
     let keep_alive = KeepAliveStream {
         upstream: Rc::clone(&gateway.upstream),
         user: caller.upstream_user.clone(),
         headers: kept_headers,
         permit,
-        access: registration
-            .permits()
-            .map(|permits| RenewalAccess { permits, metrics: gateway.metrics.policy.clone() }),
+        access: registration.permits().map(|permits| RenewalAccess {
+            permits,
+            denials: denials(call),
+            observer,
+        }),
         namespace: caller.namespace().map(|namespace| RenewalNamespace {
             namespace: Arc::clone(namespace),
             permits: registration.permits(),
@@ -180,6 +185,7 @@ pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult
     let (gateway, client, caller) = (call.gateway, call.client, &request.caller);
     let watch = usage_limits::count_observe(call)?;
     let registration = gateway.enter(client, caller, Some(request.decided(call)))?;
+    audited_request::note_begin(call, caller);
     let permit = request.permit;
     let (request, waiting) = hold_while_waiting(call, request.message())?;
     let (kept_headers, held) = kept(call, caller)?;
@@ -200,6 +206,15 @@ pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult
     let run = observe.run(replies.clone()).boxed_local();
     let work = within(limited, replies, run, (in_use, held, waiting, watch)).boxed_local();
     Ok(PipelineResult::Stream(said.with_work("observe", work)))
+}
+
+/// Counts the denials of the caller on a stream.
+fn denials(call: &Call<'_>) -> StreamDenials {
+    StreamDenials {
+        metrics: call.gateway.metrics.policy.clone(),
+        register: Rc::clone(&call.gateway.shadow),
+        peer: call.record.peer().unwrap_or_default(),
+    }
 }
 
 /// Copies the forwarded header fields for the stream's lifetime and charges the memory budget for the copy.

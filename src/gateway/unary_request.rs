@@ -127,7 +127,7 @@ impl UnaryRequest {
     /// The request, to be decided again after a change of the policy.
     #[must_use]
     pub fn decided(&self, call: &Call<'_>) -> DecidedRequest {
-        DecidedRequest::new(call.method, self.message(), call.record.started)
+        DecidedRequest::new(call, self.message())
     }
 
     /// The exchange with a member for this request.

@@ -1,8 +1,8 @@
 //! The permission to renew a lease: decided by the policy, and asked of etcd where a member would renew every
 //! lease for everybody (docs/decisions.md#d31, docs/decisions.md#d57).
 //!
-//! Owns: the question before a renewal, one at a time as in etcd, and the leases proved lately. Must not
-//! know: upstream streams, the order of renewals.
+//! Owns: the question before a renewal, one at a time as in etcd, telling of decisions, and the leases proved
+//! lately. Must not know: upstream streams, the order of renewals.
 //! Invariants: while a member of an old version may be asked, or the policy judges the keys of a lease, no
 //! renewal goes upstream before its lease was proved within `PROVED_FOR`; a patched cluster without such a
 //! policy is asked no question; proofs under other permissions do not count.
@@ -18,13 +18,15 @@ use tokio::time::Instant;
 
 use crate::config::PolicyMode;
 use crate::members::membership::AuthSetting;
+use crate::policy::interval_set::GrantId;
 use crate::policy::live_permits::LivePermits;
-use crate::policy::permit_set::{Decision, PermitSet};
+use crate::policy::permit::Permit;
+use crate::policy::permit_set::{Decision, Denial, PermitSet};
+use crate::policy::shadow_register::{DeniedPart, StreamDenials};
 use crate::refusal::Refusal;
 use crate::rpc::method::Method;
 use crate::rpc::touch::Action;
 use crate::rpc::txn_permissions::KeyAccess;
-use crate::telemetry::policy_metrics::PolicyMetrics;
 use crate::upstream::permission_probe::PermissionProbe;
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
 
@@ -34,12 +36,29 @@ const PROVED_FOR: Duration = Duration::from_secs(15);
 /// Leases remembered as proved, of one stream.
 const MOST_PROVED: usize = 1024;
 
+/// A decision of the policy on the renewal of a lease.
+pub struct RenewalDecision<'d> {
+    /// The lease.
+    pub lease: i64,
+    /// The keys of the lease, if they were read for the decision.
+    pub keys: &'d [Bytes],
+    /// The permissions that decided.
+    pub permits: &'d Rc<PermitSet>,
+    /// The grant that allowed the renewal, or the denial.
+    pub decided: Result<Option<GrantId>, Denial>,
+}
+
+/// Hears of the policy's decisions on renewals.
+pub type RenewalObserver = Box<dyn Fn(RenewalDecision<'_>)>;
+
 /// The policy's decision on each renewal of a stream.
 pub struct RenewalAccess {
     /// The caller's permissions.
     pub permits: Rc<LivePermits>,
-    /// Metrics of decisions.
-    pub metrics: PolicyMetrics,
+    /// Counts denials.
+    pub denials: StreamDenials,
+    /// The observer of decisions, if any.
+    pub observer: Option<RenewalObserver>,
 }
 
 /// The proofs of one stream.
@@ -68,27 +87,65 @@ pub struct JudgedRenewal {
 }
 
 impl RenewalAccess {
-    /// Decides on a renewal without its keys. Returns the permissions that must allow the keys as well.
+    /// Decides on a renewal without its keys. Returns the permissions that must allow the keys as well, with
+    /// the permit that holds then.
     ///
     /// # Errors
     /// The policy refuses the renewal.
-    fn decide(&self, method: &Method, message: &[u8]) -> Result<Option<Rc<PermitSet>>, Refusal> {
+    fn decide(
+        &self,
+        method: &'static Method,
+        lease: i64,
+        message: &[u8],
+    ) -> Result<Option<(Rc<PermitSet>, Permit)>, Refusal> {
         let permits = self.permits.now();
         match permits.decide(method, message) {
-            Decision::Allowed(_) => Ok(None),
-            Decision::Denied(denial) => permits.enforce_and_count(denial, &self.metrics).map(|_| None),
-            Decision::NeedsLeaseKeys(..) => Ok(Some(permits)),
+            Decision::Allowed(permit) => {
+                self.observe(lease, &[], &permits, Ok(permit.grant()));
+                Ok(None)
+            }
+            Decision::Denied(denial) => {
+                self.observe(lease, &[], &permits, Err(denial));
+                let part = DeniedPart::Message(message);
+                self.denials.count(&permits, denial, method, part).map(|_| None)
+            }
+            Decision::NeedsLeaseKeys(permit, _) => Ok(Some((permits, permit))),
         }
     }
 
-    /// Decides on the keys of a renewed lease.
+    /// Decides on the keys of a renewed lease, which is allowed by `permit` without them.
     ///
     /// # Errors
     /// The policy refuses the renewal.
-    fn decide_keys(&self, permits: &PermitSet, keys: &[Bytes]) -> Result<(), Refusal> {
+    fn decide_keys(
+        &self,
+        (permits, permit): (&Rc<PermitSet>, Permit),
+        method: &'static Method,
+        lease: i64,
+        keys: &[Bytes],
+    ) -> Result<(), Refusal> {
         match permits.decide_keys(Action::Write, keys.iter().map(|key| &key[..])) {
-            Decision::Denied(denial) => permits.enforce_and_count(denial, &self.metrics).map(drop),
-            Decision::Allowed(_) | Decision::NeedsLeaseKeys(..) => Ok(()),
+            Decision::Denied(denial) => {
+                self.observe(lease, keys, permits, Err(denial));
+                let part = DeniedPart::KeysOfLease(Action::Write, keys);
+                self.denials.count(permits, denial, method, part).map(drop)
+            }
+            Decision::Allowed(_) | Decision::NeedsLeaseKeys(..) => {
+                self.observe(lease, keys, permits, Ok(permit.grant()));
+                Ok(())
+            }
+        }
+    }
+
+    fn observe(
+        &self,
+        lease: i64,
+        keys: &[Bytes],
+        permits: &Rc<PermitSet>,
+        decided: Result<Option<GrantId>, Denial>,
+    ) {
+        if let Some(observer) = &self.observer {
+            observer(RenewalDecision { lease, keys, permits, decided });
         }
     }
 }
@@ -109,16 +166,16 @@ impl RenewalPermissions {
     /// The policy refuses every renewal.
     pub fn admit(
         &mut self,
-        method: &Method,
+        method: &'static Method,
         lease: i64,
         message: Bytes,
         now: Instant,
     ) -> Result<Option<Bytes>, Refusal> {
         let judges_keys = match &self.access {
-            Some(access) => access.decide(method, &message)?,
+            Some(access) => access.decide(method, lease, &message)?,
             None => None,
         };
-        if let Some(permits) = &judges_keys
+        if let Some((permits, _)) = &judges_keys
             && !self.proved_under.as_ref().is_some_and(|known| known.is_same(permits))
         {
             self.proved.clear();
@@ -133,11 +190,13 @@ impl RenewalPermissions {
             if is_unguarded {
                 probe.has(Vec::new(), &[lease], KeyAccess::Write).await?;
             }
-            if let (Some(access), Some(permits)) = (access, judges_keys) {
+            if let (Some(access), Some((permits, permit))) = (access, judges_keys) {
                 match probe.keys_of_lease(lease).await {
-                    Ok(keys) => access.decide_keys(&permits, &keys)?,
+                    Ok(keys) => access.decide_keys((&permits, permit), method, lease, &keys)?,
                     // A denial would only be counted.
-                    Err(_) if permits.mode != PolicyMode::Enforce => {}
+                    Err(_) if permits.mode != PolicyMode::Enforce => {
+                        access.observe(lease, &[], &permits, Ok(permit.grant()));
+                    }
                     Err(refusal) => return Err(refusal),
                 }
             }

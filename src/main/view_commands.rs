@@ -1,4 +1,4 @@
-//! `keyward show`: what is going on in one replica.
+//! `keyward show`, `keyward policy shadow`: what is going on in one replica.
 //!
 //! Owns: the arguments, and the printed form. Must not know: the rows of a topic.
 
@@ -46,6 +46,24 @@ pub(super) struct ShowArguments {
     at: AdminSocketArgs,
 }
 
+/// Arguments of `keyward policy shadow`.
+#[derive(Args)]
+pub(super) struct ShadowArguments {
+    /// A field of the JSON output: numbers from the highest, texts in alphabetical order. Default: requests.
+    #[arg(long, value_name = "FIELD")]
+    sort: Option<String>,
+    /// Turns the order round.
+    #[arg(long)]
+    reverse: bool,
+    /// Only rows for which the condition holds, as in `keyward show`: peer=password:alice, action=lease.
+    #[arg(long, value_name = "CONDITION")]
+    filter: Vec<RowFilter>,
+    #[command(flatten)]
+    as_what: TableArgs,
+    #[command(flatten)]
+    at: AdminSocketArgs,
+}
+
 fn topics() -> impl clap::builder::TypedValueParser<Value = ViewTopic> {
     let names = PossibleValuesParser::new(ViewTopic::ALL.map(|(name, _)| name));
     names.try_map(|name| ViewTopic::named(&name).ok_or("no such topic"))
@@ -84,6 +102,14 @@ impl ShowArguments {
             TableForm::Json => print_json(&view),
         };
         finish(printed, ExitCode::SUCCESS)
+    }
+}
+
+impl ShadowArguments {
+    /// Prints the view.
+    pub(super) fn run(self) -> ExitCode {
+        let Self { sort, reverse, filter, as_what, at } = self;
+        ShowArguments { topic: ViewTopic::Shadow, sort, reverse, filter, over: None, as_what, at }.run()
     }
 }
 

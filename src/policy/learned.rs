@@ -6,16 +6,23 @@
 //! read or changed it as one range.
 //!
 //! A folder is a prefix that ends in a slash. A folder with more than [`LearningBounds::names`] observed
-//! names is granted as a whole, since its names are data; so is a folder that the peer lists or watches, with
-//! more than [`LearningBounds::listed_names`] keys of its own.
+//! names is granted as a whole, since its names are data; so is a folder that the peer lists or watches,
+//! with more than [`LearningBounds::listed_names`] keys of its own, and a folder with a key named for a
+//! lease: the next lease has another id. etcd's `client/v3/concurrency`, and with it the services Lock and
+//! Election, ends such a key with the id in hexadecimal (`%s%x`), the npm package etcd3 in decimal; etcd's
+//! recipes for queues and barriers end theirs with a time in nanoseconds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::rpc::key_range::{KeyRange, RangeEnd, end_of_prefix};
 use crate::rpc::touch::Action;
 
 /// Observed keys of one peer and action beyond which folders are generalized while observing.
 const MOST_KEYS: usize = 1 << 16;
+
+/// Digits of a lease's id from which on a key counts as named for the lease: small numbers are names of many
+/// things.
+const SHORTEST_ID: usize = 6;
 
 /// When a folder is granted as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +45,7 @@ impl Default for LearningBounds {
 pub struct PolicyLearner {
     bounds: LearningBounds,
     peers: BTreeMap<String, ObservedPeer>,
+    leases: HashSet<u64>,
 }
 
 /// The observations of a peer.
@@ -77,7 +85,7 @@ impl PolicyLearner {
     /// Learns with these bounds.
     #[must_use]
     pub fn new(bounds: LearningBounds) -> Self {
-        Self { bounds, peers: BTreeMap::new() }
+        Self { bounds, ..Self::default() }
     }
 
     /// True without observations.
@@ -104,8 +112,13 @@ impl PolicyLearner {
         let observed = self.peer(peer).on_keys.entry(action).or_default();
         observed.note(range);
         if observed.keys.len() > MOST_KEYS {
-            observed.generalize(bounds, &[]);
+            observed.generalize(bounds, &[], &HashSet::new());
         }
+    }
+
+    /// Notes the id of a lease: keys may be named for the lease.
+    pub fn note_lease(&mut self, id: u64) {
+        self.leases.insert(id);
     }
 
     /// Notes an action of `peer` that is not on keys.
@@ -126,7 +139,7 @@ impl PolicyLearner {
         let bounds = self.bounds;
         let mut roles: BTreeMap<Vec<LearnedGrant>, RolePeers> = BTreeMap::new();
         for (peer, observed) in &mut self.peers {
-            let grants = observed.grants(bounds);
+            let grants = observed.grants(bounds, &self.leases);
             let general = with_variable(&grants, user_of(peer));
             roles.entry(general.unwrap_or(grants)).or_default().push((peer.clone(), observed.calls));
         }
@@ -147,12 +160,12 @@ impl PolicyLearner {
 
 impl ObservedPeer {
     /// The grants with their actions, sorted by keys.
-    fn grants(&mut self, bounds: LearningBounds) -> Vec<LearnedGrant> {
+    fn grants(&mut self, bounds: LearningBounds, leases: &HashSet<u64>) -> Vec<LearnedGrant> {
         let listed = [Action::Read, Action::Watch].into_iter().filter_map(|action| self.on_keys.get(&action));
         let listed: Vec<Vec<u8>> = listed.flat_map(|observed| observed.prefixes.iter().cloned()).collect();
         let mut by_keys: BTreeMap<LearnedKeys, BTreeSet<Action>> = BTreeMap::new();
         for (action, observed) in &mut self.on_keys {
-            observed.generalize(bounds, &listed);
+            observed.generalize(bounds, &listed, leases);
             for keys in observed.learned() {
                 by_keys.entry(keys).or_default().insert(*action);
             }
@@ -182,9 +195,11 @@ impl ObservedKeys {
         }
     }
 
-    /// Replaces the keys of folders with many names by the folders.
-    fn generalize(&mut self, bounds: LearningBounds, listed: &[Vec<u8>]) {
-        let keys: Vec<Vec<u8>> = std::mem::take(&mut self.keys).into_iter().collect();
+    /// Replaces the keys of folders with many names, and keys named for leases, by their folders.
+    fn generalize(&mut self, bounds: LearningBounds, listed: &[Vec<u8>], leases: &HashSet<u64>) {
+        let (of_leases, keys): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.keys).into_iter().partition(|key| is_named_for_lease(key, leases));
+        self.prefixes.extend(of_leases.iter().filter_map(|key| folder_of(key)).map(<[u8]>::to_vec));
         let mut folders = Folders { bounds, listed, prefixes: &mut self.prefixes, keys: &mut self.keys };
         folders.descend(&keys, 0);
     }
@@ -217,13 +232,41 @@ impl ObservedKeys {
 
 /// The prefix read by a range: the range is all of its keys, or the rest of a folder's keys, as a client
 /// reads page by page.
-fn listed_folder<'k>(start: &'k [u8], end: &[u8]) -> Option<&'k [u8]> {
+pub(super) fn listed_folder<'k>(start: &'k [u8], end: &[u8]) -> Option<&'k [u8]> {
     let (last, before) = end.split_last()?;
     let length = before.len() + 1;
     let prefix = start.get(..length)?;
     let is_prefix = prefix.strip_prefix(before).is_some_and(|rest| rest[0].checked_add(1) == Some(*last));
     let is_whole = start.len() == length;
     (is_prefix && (is_whole || (prefix.ends_with(b"/") && has_name(prefix)))).then_some(prefix)
+}
+
+/// The folder of a key, up to the last slash; `None` if the folder has no name, as `/`.
+pub(super) fn folder_of(key: &[u8]) -> Option<&[u8]> {
+    let slash = key.iter().rposition(|byte| *byte == b'/')?;
+    key.get(..=slash).filter(|folder| has_name(folder))
+}
+
+/// True if the last part of a key, in a folder with a name, is the id of a known lease, or has the form of a
+/// lease's id or of a time in nanoseconds: another run has another name.
+pub(super) fn is_named_for_lease(key: &[u8], leases: &HashSet<u64>) -> bool {
+    let name = folder_of(key).and_then(|folder| std::str::from_utf8(&key[folder.len()..]).ok());
+    let Some(name) = name.filter(|name| !name.is_empty() && !name.starts_with(['0', '+'])) else {
+        return false;
+    };
+    let is_known = |id: Result<u64, _>| id.is_ok_and(|id| leases.contains(&id));
+    let is_lower = |letter: u8| matches!(letter, b'0'..=b'9' | b'a'..=b'f');
+    if !name.bytes().all(is_lower) {
+        return false;
+    }
+    let has_letter = name.bytes().any(|letter| letter.is_ascii_lowercase());
+    match name.len() {
+        // etcd draws ids of 63 bits whose first bytes come from the member's id.
+        15 | 16 if has_letter => i64::from_str_radix(name, 16).is_ok(),
+        18 | 19 if !has_letter => name.parse::<i64>().is_ok(),
+        SHORTEST_ID.. => is_known(u64::from_str_radix(name, 16)) || is_known(name.parse()),
+        _ => false,
+    }
 }
 
 /// True if the folder has a name of its own, unlike `/`.
@@ -465,6 +508,55 @@ mod tests {
             [r#"actions = ["read"]"#, r#"prefix = "/r/""#, r#"actions = ["write"]"#, r#"prefix = "/r/p/""#]
         );
         assert!(grants(&learned(&three[..3])).contains(&r#"key = "/r/p/2""#));
+    }
+
+    #[test]
+    fn a_key_named_for_a_lease_is_its_folder() {
+        let folder_of = |key: &str, leases: &[u64]| {
+            let mut learner = PolicyLearner::new(LearningBounds::default());
+            leases.iter().for_each(|id| learner.note_lease(*id));
+            learner.note_keys(PEER, Action::Write, &KeyRange::key(key.as_bytes()));
+            let text = learner.policy();
+            grants(&text)[1].to_owned()
+        };
+        // By its form: an id of etcd's in hexadecimal or in decimal, a time in nanoseconds.
+        for name in ["7d51a21af486500b", "694d9ae3c5c2a1f", "7587875486221233419", "1764384431123456789"] {
+            let key = format!("/teams/alice/locks/job/{name}");
+            assert_eq!(folder_of(&key, &[]), r#"prefix = "/teams/alice/locks/job/""#, "{name}");
+        }
+        // By the lease of another record: a client may choose any id.
+        for (name, id) in [("7d51a2", 0x7d_51a2), ("8212898", 8_212_898)] {
+            let key = format!("locks/{name}");
+            assert_eq!(folder_of(&key, &[]), format!("key = {key:?}"));
+            assert_eq!(folder_of(&key, &[id]), r#"prefix = "locks/""#, "{name}");
+        }
+        // Other names, and a folder without a name.
+        for key in [
+            "/jobs/7D51A21AF486500B",
+            "/jobs/fd51a21af486500b",
+            "/jobs/0d51a21af486500b",
+            "/jobs/1234567890123456",
+            "/jobs/00000000000000000014",
+            "/jobs/7d51a21af486500b/state",
+            "/jobs/job-7d51a21af486500b",
+            "/jobs/7",
+            "/7d51a21af486500b",
+            "7d51a21af486500b",
+        ] {
+            assert_eq!(folder_of(key, &[7]), format!("key = {key:?}"));
+        }
+    }
+
+    #[test]
+    fn the_next_one_in_the_queue_of_a_lock_is_within_the_grants() {
+        // As the Go client's Mutex: own key, first and last key of the queue, the key before the own.
+        let text = learned(&[
+            (PEER, Action::Read, "/l/job/7d51a21af486500b", ""),
+            (PEER, Action::Write, "/l/job/7d51a21af486500b", ""),
+            (PEER, Action::Read, "/l/job/", "/l/job0"),
+            (PEER, Action::Watch, "/l/job/694d9ae3c5c2a1f0", ""),
+        ]);
+        assert_eq!(grants(&text), [r#"actions = ["read", "write", "watch"]"#, r#"prefix = "/l/job/""#]);
     }
 
     #[test]

@@ -140,24 +140,63 @@ impl PermitSet {
         each: &mut dyn FnMut(Touch<'_>, Result<GrantId, Denial>),
     ) {
         let read = touch::visit(method, message, &mut |touch| {
-            if self.namespace.hides(method, &touch) {
-                return ControlFlow::Continue(());
+            if !self.namespace.hides(method, &touch) {
+                each(touch, self.judge(touch));
             }
-            let action = touch.action;
-            let judged = match touch.target {
-                TouchTarget::Keys(range) => self.judge_range(action, &range),
-                TouchTarget::Cluster => self.judge_cluster(action),
-                TouchTarget::KeysOfLease(_) | TouchTarget::KeysSharingLease(_) => {
-                    self.judge_grants(action, &KeyRange::ALL)
-                }
-            };
-            each(touch, judged.map_err(|reason| Denial { action, reason }));
             ControlFlow::Continue(())
         });
-        if read.is_err() {
-            let touch = Touch { action: Action::Write, target: TouchTarget::Keys(KeyRange::ALL) };
-            each(touch, Err(Denial { action: Action::Write, reason: DenialReason::UnknownMethod }));
+        explain_unread(read, each);
+    }
+
+    /// As [`PermitSet::explain`], for a watch given as its WatchCreateRequest.
+    pub(super) fn explain_watch(
+        &self,
+        create: &[u8],
+        each: &mut dyn FnMut(Touch<'_>, Result<GrantId, Denial>),
+    ) {
+        let read = touch::visit_watch_create(create, &mut |touch| {
+            each(touch, self.judge(touch));
+            ControlFlow::Continue(())
+        });
+        explain_unread(read, each);
+    }
+
+    /// As [`PermitSet::explain`], for an action on the keys of a lease: see [`PermitSet::decide_keys`].
+    pub(super) fn explain_keys<'k>(
+        &self,
+        action: Action,
+        keys: impl IntoIterator<Item = &'k [u8]>,
+        each: &mut dyn FnMut(Touch<'_>, Result<GrantId, Denial>),
+    ) {
+        for key in keys {
+            let range = KeyRange::key(key);
+            if !self.is_allowed_otherwise(action, &range) {
+                let touch = Touch { action, target: TouchTarget::Keys(range) };
+                each(touch, self.judge(touch));
+            }
         }
+    }
+
+    /// True if another action on a key of a lease allows `action` too: see [`PermitSet::decide_keys`]. A
+    /// grant that denies `action` wins.
+    fn is_allowed_otherwise(&self, action: Action, key: &KeyRange<'_>) -> bool {
+        let other = match action {
+            Action::Lock => Action::Write,
+            Action::Write if self.judge_range(action, key) == Err(DenialReason::NoGrant) => Action::Lock,
+            _ => return false,
+        };
+        self.judge_range(other, key).is_ok()
+    }
+
+    fn judge(&self, Touch { action, target }: Touch<'_>) -> Result<GrantId, Denial> {
+        let judged = match target {
+            TouchTarget::Keys(range) => self.judge_range(action, &range),
+            TouchTarget::Cluster => self.judge_cluster(action),
+            TouchTarget::KeysOfLease(_) | TouchTarget::KeysSharingLease(_) => {
+                self.judge_grants(action, &KeyRange::ALL)
+            }
+        };
+        judged.map_err(|reason| Denial { action, reason })
     }
 
     /// Decides on a watch, given as its WatchCreateRequest.
@@ -171,14 +210,15 @@ impl PermitSet {
         self.finish(judged, read)
     }
 
-    /// Decides on an action on single keys, such as the keys of a lease. Who may write a key may keep the key
-    /// as part of a lock as well.
+    /// Decides on an action on the keys of a lease. Who may write a key may keep the key as part of a lock as
+    /// well; and who may lock a queue may keep, and remove with its lease, a key in the queue, as by Unlock:
+    /// otherwise a lock would last as long as its lease is not renewed.
     #[must_use]
     pub fn decide_keys<'k>(&self, action: Action, keys: impl IntoIterator<Item = &'k [u8]>) -> Decision {
         let mut judged = self.begin();
         for key in keys {
             let range = KeyRange::key(key);
-            if action == Action::Lock && self.judge_range(Action::Write, &range).is_ok() {
+            if self.is_allowed_otherwise(action, &range) {
                 continue;
             }
             let touch = Touch { action, target: TouchTarget::Keys(range) };
@@ -319,6 +359,17 @@ impl PermitSet {
             (Some(grant), None) => Ok(grant),
             (None, None) => Err(DenialReason::NoGrant),
         }
+    }
+}
+
+/// Explains the verdict on a request that cannot be read.
+fn explain_unread(
+    read: Result<(), UnreadableRequest>,
+    each: &mut dyn FnMut(Touch<'_>, Result<GrantId, Denial>),
+) {
+    if read.is_err() {
+        let touch = Touch { action: Action::Write, target: TouchTarget::Keys(KeyRange::ALL) };
+        each(touch, Err(Denial { action: Action::Write, reason: DenialReason::UnknownMethod }));
     }
 }
 

@@ -41,23 +41,23 @@ fn config(policy: &str) -> Config {
     config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0
 }
 
-fn policy(text: &str) -> Policy {
+pub(super) fn policy(text: &str) -> Policy {
     Policy::of(&config(text), &RulesInForce::Configured, SystemTime::now())
 }
 
-fn peer(name: &str) -> Peer {
+pub(super) fn peer(name: &str) -> Peer {
     Peer::Password(name.into())
 }
 
-fn permits(policy: &Policy, peer: &Peer) -> PermitSet {
+pub(super) fn permits(policy: &Policy, peer: &Peer) -> PermitSet {
     policy.permits(PolicySubject::of(peer, Some("etcd-user"), None, "clients"))
 }
 
-fn range(key: &'static str, range_end: &'static str) -> Vec<u8> {
+pub(super) fn range(key: &'static str, range_end: &'static str) -> Vec<u8> {
     RangeRequest { key: key.into(), range_end: range_end.into(), ..Default::default() }.encode_to_vec()
 }
 
-fn put(key: &str) -> PutRequest {
+pub(super) fn put(key: &str) -> PutRequest {
     PutRequest { key: key.as_bytes().to_vec().into(), ..Default::default() }
 }
 
@@ -264,6 +264,23 @@ fn the_keys_of_a_lease_are_needed_unless_every_key_is_allowed() {
     assert!(matches!(some.decide_keys(Action::Write, [&b"/a/1"[..], b"/a/2"]), Decision::Allowed(_)));
     assert!(matches!(some.decide_keys(Action::Write, [&b"/a/1"[..], b"/b"]), Decision::Denied(_)));
     assert!(matches!(some.decide_keys(Action::Write, []), Decision::Allowed(_)), "a lease without keys");
+}
+
+/// The key of a lock is on a lease, which its holder renews and revokes.
+#[test]
+fn who_may_lock_may_keep_the_lease_of_the_lock() {
+    let text = "[[role]]\nname = 'r'\n[[role.allow]]\nactions = ['lease']\n\
+                [[role.allow]]\nactions = ['lock']\nprefix = '/locks/'\n\
+                [[role.deny]]\nactions = ['write']\nprefix = '/locks/frozen/'\n\
+                [[binding]]\neveryone = true\nroles = ['r']\n";
+    let locks = permits(&policy(text), &peer("a"));
+    let may = |action, key: &str| matches!(locks.decide_keys(action, [key.as_bytes()]), Decision::Allowed(_));
+    assert!(may(Action::Write, "/locks/job/7f") && may(Action::Lock, "/locks/job/7f"));
+    assert!(!may(Action::Write, "/locks/frozen/7f"), "a denial wins");
+    assert!(!may(Action::Write, "/data/x") && !may(Action::Read, "/locks/job/7f"));
+    assert!(!may(Action::Write, "/own/x"), "Keyward's own key");
+    // To put the key is another matter.
+    assert!(verdict(&locks, PUT, &put("/locks/job/7f").encode_to_vec()).is_err());
 }
 
 #[test]

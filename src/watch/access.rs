@@ -1,30 +1,39 @@
 //! The decision on each watch of a stream, by the caller's current permissions.
 //!
-//! Owns: the decision on creates, and noticing changed permissions. Must not know: the hub's state, rules.
-//! Invariant (docs/decisions.md#d29): after a change of the permissions every watch is decided again.
+//! Owns: the decision on creates, noticing changed permissions, and telling of the watches denied by them.
+//! Must not know: the hub's state, rules. Invariant (docs/decisions.md#d29): after a change of the
+//! permissions every watch is decided again.
 
 use std::rc::Rc;
 use std::task::Context;
 
 use crate::policy::live_permits::LivePermits;
-use crate::policy::permit_set::{Decision, PermitSet};
+use crate::policy::permit_set::{Decision, Denial, PermitSet};
+use crate::policy::shadow_register::{DeniedPart, StreamDenials};
 use crate::rpc::method::{Method, lookup};
-use crate::telemetry::policy_metrics::PolicyMetrics;
 
 const PATH: &str = "/etcdserverpb.Watch/Watch";
+
+/// Hears of a watch that is open, given as its WatchCreateRequest, and denied by changed permissions.
+pub type DeniedWatchObserver = Box<dyn Fn(&[u8], &Rc<PermitSet>, Denial)>;
 
 /// The permissions of a watch stream.
 pub struct WatchAccess {
     permits: Rc<LivePermits>,
-    metrics: PolicyMetrics,
+    denials: StreamDenials,
     method: Option<&'static Method>,
+    observer: Option<DeniedWatchObserver>,
 }
 
 impl WatchAccess {
     /// Decides by `permits`.
     #[must_use]
-    pub fn new(permits: Rc<LivePermits>, metrics: PolicyMetrics) -> Self {
-        Self { permits, metrics, method: lookup(PATH) }
+    pub fn new(
+        permits: Rc<LivePermits>,
+        denials: StreamDenials,
+        observer: Option<DeniedWatchObserver>,
+    ) -> Self {
+        Self { permits, denials, method: lookup(PATH), observer }
     }
 
     /// True if the policy permits the request message `message`. A message that is no WatchRequest is left to
@@ -33,16 +42,27 @@ impl WatchAccess {
     pub fn permits(&self, message: &[u8]) -> bool {
         let Some(method) = self.method else { return false };
         let permits = self.permits.now();
-        self.is_permitted(&permits, &permits.decide(method, message))
+        match permits.decide(method, message) {
+            Decision::Denied(denial) => {
+                self.denials.count(&permits, denial, method, DeniedPart::Message(message)).is_ok()
+            }
+            Decision::Allowed(_) | Decision::NeedsLeaseKeys(..) => true,
+        }
     }
 
     /// True if the policy permits a watch that has begun, given as its WatchCreateRequest.
     #[must_use]
     pub fn permits_watch(&self, create: &[u8]) -> bool {
+        let Some(method) = self.method else { return false };
         let permits = self.permits.now();
-        let is_permitted = self.is_permitted(&permits, &permits.decide_watch(create));
+        let Decision::Denied(denial) = permits.decide_watch(create) else { return true };
+        if let Some(observer) = &self.observer {
+            observer(create, &permits, denial);
+        }
+        let part = DeniedPart::WatchCreate(create);
+        let is_permitted = self.denials.count(&permits, denial, method, part).is_ok();
         if !is_permitted {
-            self.metrics.watches_ended.inc();
+            self.denials.metrics.watches_ended.inc();
         }
         is_permitted
     }
@@ -51,10 +71,5 @@ impl WatchAccess {
     #[must_use]
     pub fn take_change(&self, cx: &Context<'_>) -> bool {
         self.permits.take_change(cx)
-    }
-
-    fn is_permitted(&self, permits: &PermitSet, decision: &Decision) -> bool {
-        let Decision::Denied(denial) = decision else { return true };
-        permits.enforce_and_count(*denial, &self.metrics).is_ok()
     }
 }

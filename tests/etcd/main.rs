@@ -105,6 +105,8 @@ mod large;
 #[cfg(test)]
 mod learned_policy;
 #[cfg(test)]
+mod learned_streams;
+#[cfg(test)]
 mod lent;
 #[cfg(test)]
 mod listeners;

@@ -26,15 +26,15 @@ use crate::words::{PUT, RANGE, WATCH, create_of, created, put, range, ranged, wa
 
 const LOCK: &str = "/v3lockpb.Lock/Lock";
 const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
-const ALL: &str = "events = ['changes', 'reads', 'watches', 'logins', 'refusals', 'admin']\n";
+const ALL: &str = "events = ['changes', 'reads', 'watches', 'leases', 'logins', 'refusals', 'admin']\n";
 /// A word of every secret in these tests.
 const SECRET: &str = "hunter2";
 
 /// A Keyward with an audit log.
-struct Audited {
-    member: Member,
-    keyward: Keyward,
-    folder: TempDir,
+pub(crate) struct Audited {
+    pub(crate) member: Member,
+    pub(crate) keyward: Keyward,
+    pub(crate) folder: TempDir,
 }
 
 impl Audited {
@@ -44,7 +44,7 @@ impl Audited {
         Self::writing(folder, &file, auth, lines)
     }
 
-    fn writing(folder: TempDir, file: &Path, auth: AuthSetting, lines: &str) -> Self {
+    pub(crate) fn writing(folder: TempDir, file: &Path, auth: AuthSetting, lines: &str) -> Self {
         let member = Member::new(1, &Tasks::default());
         let lines = format!("[audit]\nfile = {file:?}\nreplica = \"a\"\n{lines}");
         let keyward = Keyward::at(&[&member], auth, folder.path(), "", &lines);
@@ -78,7 +78,7 @@ impl Audited {
     }
 
     /// Ends Keyward, and returns all records.
-    async fn ended(self) -> (Vec<Value>, String) {
+    pub(crate) async fn ended(self) -> (Vec<Value>, String) {
         let Self { mut keyward, folder, .. } = self;
         keyward.ended().await;
         drop(keyward);

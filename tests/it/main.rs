@@ -152,6 +152,8 @@ mod rule_table;
 #[cfg(test)]
 mod secrets;
 #[cfg(test)]
+mod shadow;
+#[cfg(test)]
 mod shared_watches;
 #[cfg(test)]
 mod slow_watchers;

@@ -42,7 +42,7 @@ pub(crate) fn asking(path: &str, fields: &str) -> String {
     handshake(path, &format!("{FIELDS}{fields}"))
 }
 
-async fn open(keyward: &Keyward, path: &str, fields: &str) -> WebSocketStream<DuplexStream> {
+pub(crate) async fn open(keyward: &Keyward, path: &str, fields: &str) -> WebSocketStream<DuplexStream> {
     let mut io = keyward.connect();
     io.write_all(asking(path, fields).as_bytes()).await.expect("room");
     let mut head = Vec::new();

@@ -145,6 +145,7 @@ fn event(written: TomlAuditEvent) -> AuditEvent {
         TomlAuditEvent::Changes => AuditEvent::Change,
         TomlAuditEvent::Reads => AuditEvent::Read,
         TomlAuditEvent::Watches => AuditEvent::Watch,
+        TomlAuditEvent::Leases => AuditEvent::Lease,
         TomlAuditEvent::Logins => AuditEvent::Login,
         TomlAuditEvent::Refusals => AuditEvent::Refusal,
         TomlAuditEvent::Admin => AuditEvent::Admin,

@@ -18,6 +18,7 @@ use crate::identity::{Peer, UserName};
 use crate::jwt::Issuers;
 use crate::policy::compiled::Policy;
 use crate::policy::mapping::{Mapping, MappingResult};
+use crate::policy::permit_set::PolicyGeneration;
 use crate::policy::rules_in_force::RulesInForce;
 use crate::upstream::send::UpstreamUser;
 use crate::users::{UserLineMark, UserPasswordHashes};
@@ -53,6 +54,14 @@ pub(super) struct PeerStanding {
     pub(super) peer: Rc<str>,
     pub(super) rank: PeerRank,
     pub(super) grounds: CallerGrounds,
+}
+
+impl Identities {
+    /// The generation of the policy.
+    #[must_use]
+    pub fn policy_generation(&self) -> PolicyGeneration {
+        self.policy.generation()
+    }
 }
 
 impl PeerStanding {

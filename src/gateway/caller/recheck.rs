@@ -10,16 +10,20 @@
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
+use tokio::time::Instant;
+
 use super::connection_peers::{ConnectionPeers, is_claim};
 use super::identities::{OwnCredential, PeerRank, PeerStanding};
 use super::ignored_tokens::as_nobody;
 use super::{Caller, CallerEvidence, CallerGrounds, CallerIdentification, Identities, deciding_way};
-use crate::config::Identify;
+use crate::config::{Identify, PolicyMode};
 use crate::downstream::session::{LoginInadmissible, PeerNamespace, Session, SessionPeer, SessionProof};
 use crate::gateway::active_streams::ActiveStream;
-use crate::gateway::{ClientConnection, Gateway};
+use crate::gateway::{ClientConnection, Gateway, audited_request};
 use crate::identity::Peer;
 use crate::members::membership::AuthSetting;
+use crate::policy::permit_set::{Decision, PermitSet};
+use crate::policy::shadow_register::DeniedPart;
 use crate::refusal::Refusal;
 use crate::upstream::send::UpstreamUser;
 use crate::users::UserLineMark;
@@ -40,9 +44,7 @@ impl CallerIdentification {
         if stream.permits.now().namespace != permits.namespace {
             return Err(Refusal::OUTSIDE_NAMESPACE);
         }
-        if stream.request.as_ref().is_some_and(|request| request.is_refused(&permits)) {
-            return Err(Refusal::PERMISSION_DENIED);
-        }
+        decide_again(gateway, stream, &permits)?;
         stream.permits.replace(permits);
         stream.set_password_recheck(gateway, now.needs_recheck);
         Ok(())
@@ -129,6 +131,39 @@ impl CallerIdentification {
             LoginInadmissible::NotKnown => Refusal::NOTHING_SENT,
         })
     }
+}
+
+/// Decides again on the request of a waiting call or stream, by the caller's permissions after a change. The
+/// keys of leases are not looked up again. A request too large to be kept is refused wherever a policy is
+/// enforced.
+///
+/// # Errors
+/// The policy refuses the request.
+fn decide_again(gateway: &Gateway, stream: &ActiveStream, permits: &Rc<PermitSet>) -> Result<(), Refusal> {
+    let Some(request) = &stream.request else { return Ok(()) };
+    let Some(message) = request.message() else {
+        let is_refused = permits.mode == PolicyMode::Enforce;
+        return if is_refused { Err(Refusal::PERMISSION_DENIED) } else { Ok(()) };
+    };
+    let Decision::Denied(denial) = permits.decide(request.method, message) else { return Ok(()) };
+    if permits.enforce(denial).is_err() {
+        return Err(Refusal::PERMISSION_DENIED);
+    }
+    // A change of sessions or users decides again too: a denial counts once for each change of permissions.
+    if !stream.permits.now().is_same(permits) {
+        gateway.metrics.policy.count_shadow_denied(denial.action.name());
+        let part = DeniedPart::Message(message);
+        gateway.shadow.note(permits, &request.peer, (request.method, denial), part, Instant::now());
+        let request = (request.method, &request.peer, message);
+        audited_request::note_open_denial(
+            gateway,
+            &stream.client,
+            &stream.caller,
+            request,
+            (permits, denial),
+        );
+    }
+    Ok(())
 }
 
 /// The grounds of a session whose user has moved into the users file with an unchanged password.
