@@ -1090,11 +1090,14 @@ fn a_policy_is_learned_from_records_and_refused_calls_teach_nothing() {
         record(
             "\"event\":\"change\",\"method\":\"/etcdserverpb.Lease/LeaseRevoke\",\"actions\":[\"lease\"],\"ranges\":[{\"action\":\"write\",\"keys_of_lease\":\"7a\"}]",
         ),
+        // A compaction as an earlier version recorded it.
+        record("\"event\":\"change\",\"method\":\"/etcdserverpb.KV/Compact\",\"actions\":[\"maintenance\"]"),
     ];
     let log = write(folder.path(), "audit.log", &log.concat());
     let (code, policy, stderr) = run(&mut keyward(&["policy", "learn", "--since", "24h", &log]));
     assert_eq!(code, 0, "{stderr}");
     assert!(stderr.contains("no record of reads"), "{stderr}");
+    assert!(policy.contains("\"compact\"") && !policy.contains("maintenance"), "{policy}");
     assert!(
         policy.contains("key = \"/t/al/x\"") && policy.contains("\"lease\"") && !policy.contains("secret"),
         "{policy}"
