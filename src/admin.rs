@@ -7,6 +7,7 @@
 
 pub mod doctor;
 pub mod drain;
+pub mod explained_calls;
 mod http_server;
 pub mod machine_troubles;
 mod member_figures;
