@@ -205,6 +205,7 @@ fn consequence(call: &Call<'_>, permits: &Rc<PermitSet>, denial: Denial) -> Resu
             tracing::debug!(method = method.path, action, reason, "the policy would refuse a request");
         })
         .inspect_err(|_| {
+            call.record.note_rule(permits.denying_rule(denial));
             tracing::debug!(method = method.path, action, reason, "the policy refused a request");
         })
 }

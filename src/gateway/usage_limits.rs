@@ -67,6 +67,7 @@ pub fn in_time<T: 'static>(
         return Either::Left(ready(Err(refusal)));
     };
     call.gateway.metrics.limits.delayed_refusals.inc();
+    call.record.note_held(delay);
     Either::Right(sleep(delay).map(|()| Err(refusal)).boxed_local())
 }
 

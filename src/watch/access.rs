@@ -27,13 +27,16 @@ impl WatchAccess {
         Self { permits, metrics, method: lookup(PATH) }
     }
 
-    /// True if the policy permits the request message `message`. A message that is no WatchRequest is left to
-    /// the hub.
-    #[must_use]
-    pub fn permits(&self, message: &[u8]) -> bool {
-        let Some(method) = self.method else { return false };
+    /// Decides on the request message `message`. A message that is no WatchRequest is left to the hub.
+    ///
+    /// # Errors
+    /// The policy refuses the request: the rule.
+    pub fn permit(&self, message: &[u8]) -> Result<(), String> {
+        let Some(method) = self.method else { return Err(String::new()) };
         let permits = self.permits.now();
-        self.is_permitted(&permits, &permits.decide(method, message))
+        let Decision::Denied(denial) = permits.decide(method, message) else { return Ok(()) };
+        let enforced = permits.enforce_and_count(denial, &self.metrics);
+        enforced.map(drop).map_err(|_| permits.denying_rule(denial))
     }
 
     /// True if the policy permits a watch that has begun, given as its WatchCreateRequest.

@@ -13,8 +13,8 @@ use crate::watch::limited_watches::{LimitedWatches, WatchPauses};
 /// Sees each request message of a client's Watch stream.
 pub type WatchRequestObserver = Box<dyn Fn(&[u8])>;
 
-/// Hears of each watch refused on a stream that goes on.
-pub type RefusedWatchObserver = Box<dyn Fn(&Refusal)>;
+/// Hears of each watch refused on a stream that goes on, with the rule or the limit.
+pub type RefusedWatchObserver = Box<dyn Fn(&Refusal, &str)>;
 
 /// Decides on the requests of a stream.
 pub struct WatchRequestGate {
@@ -31,22 +31,25 @@ pub struct WatchRequestGate {
 impl WatchRequestGate {
     /// The hub's input for a request of the client.
     pub fn input(&mut self, message: Bytes) -> HubInput {
-        let is_permitted = self.access.as_ref().is_none_or(|access| access.permits(&message));
-        if is_permitted && self.usage.as_mut().is_some_and(|usage| usage.take(&message).is_err()) {
-            return self.denied(message, Refusal::TOO_MANY_REQUESTS);
+        let permitted = self.access.as_ref().map_or(Ok(()), |access| access.permit(&message));
+        let taken = match &mut self.usage {
+            Some(usage) if permitted.is_ok() => usage.take(&message),
+            _ => Ok(()),
+        };
+        if let Err(exceeded) = taken {
+            return self.denied(message, Refusal::TOO_MANY_REQUESTS, &exceeded.to_string());
         }
         if let Some(observer) = &self.observer {
             observer(&message);
         }
-        if is_permitted {
-            HubInput::Client(message)
-        } else {
-            self.denied(message, Refusal::PERMISSION_DENIED)
+        match permitted {
+            Ok(()) => HubInput::Client(message),
+            Err(rule) => self.denied(message, Refusal::PERMISSION_DENIED, &rule),
         }
     }
 
-    fn denied(&self, message: Bytes, refusal: Refusal) -> HubInput {
-        (self.refused)(&refusal);
+    fn denied(&self, message: Bytes, refusal: Refusal, rule: &str) -> HubInput {
+        (self.refused)(&refusal, rule);
         HubInput::DeniedClient(message, refusal)
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use keyward::admin::view::ViewTopic;
 use keyward::members::fitness::store_status::StoreStatus;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{
@@ -182,6 +183,11 @@ fn a_connection_with_many_refusals_is_answered_late_and_never_hangs() {
         let took = begun.elapsed();
         assert!((100..200).contains(&took.as_millis()), "{took:?}");
         assert!(limited.counted("keyward_limit_delayed_refusals_total 500"));
+        // The calls were not slow: Keyward held their refusals back.
+        assert_eq!(limited.keyward.shown(ViewTopic::Slow).await, []);
+        let clients = limited.keyward.shown(ViewTopic::Clients).await;
+        assert_eq!(clients[0]["last_error_by"], "limit");
+        assert_eq!(clients[0]["last_error_rule"], "peer calls_per_second");
     });
 }
 
