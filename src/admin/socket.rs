@@ -27,6 +27,7 @@ use super::AdminState;
 use super::doctor::{Doctor, DoctorReport, ExaminedFor};
 use super::drain::{Progress, Stage};
 use super::explained_calls::ExplainedCalls;
+use super::grant_effect::unseen_peer_warning;
 use super::operator_actions::OperatorActions;
 use super::revocation_effect::RevocationEffect;
 use super::session_listing::SessionListing;
@@ -426,9 +427,14 @@ impl AdminCommandService {
             | AdminCommand::Explain { .. }
             | AdminCommand::HandOver {} => return,
         };
+        let sudo_user = match command {
+            AdminCommand::Policy(command) if uid == Some(0) => command.sudo_user(),
+            _ => None,
+        };
         let target = stored.map(|generation| generation.to_string()).or(target);
         let (target, reason) = (target.as_deref(), reason.as_deref().filter(|reason| !reason.is_empty()));
-        let record = AdminAuditRecord { target, reason, uid, ..AdminAuditRecord::new(name, result) };
+        let record =
+            AdminAuditRecord { target, reason, uid, sudo_user, ..AdminAuditRecord::new(name, result) };
         audit.record(None, RoomShare::Commands, &record);
     }
 
@@ -481,7 +487,12 @@ impl AdminCommandService {
             return AdminAnswer::Failed("policy.etcd_prefix is not set".into());
         };
         match policy.execute(command.clone(), uid).await {
-            Ok(answer) => AdminAnswer::Policy(answer),
+            Ok(mut answer) => {
+                if let PolicyCommand::Grant { peer, .. } = command {
+                    answer.text += unseen_peer_warning(&self.viewer, peer).await.unwrap_or_default();
+                }
+                AdminAnswer::Policy(answer)
+            }
             Err(PolicyStoreError::Unchanged(reason)) => AdminAnswer::Failed(reason),
             Err(unknown @ PolicyStoreError::Unknown(_)) => AdminAnswer::Unknown(unknown.to_string()),
         }

@@ -37,8 +37,10 @@ use crate::telemetry::call_span::SpanFact;
 use crate::telemetry::limiter::{PeerRecordLimiter, RecordLimiter};
 use crate::telemetry::user_metrics::UserFigures;
 use crate::telemetry::{self, metrics::Metrics};
-use crate::usage::caller_usage::{CallUsage, CallerUsage};
+use crate::usage::call_usage::CallUsage;
+use crate::usage::caller_usage::CallerUsage;
 use crate::usage::exceeded::Exceeded;
+use crate::usage::live_usage::LiveUsage;
 
 /// The access log of a shard.
 #[derive(Debug)]
@@ -304,8 +306,14 @@ impl AccessRecord {
 
     /// The limits of the caller; `None` without any limit.
     #[must_use]
-    pub fn usage(&self) -> Option<&Rc<CallerUsage>> {
-        self.usage.get().map(CallUsage::caller)
+    pub fn usage(&self) -> Option<Rc<CallerUsage>> {
+        self.usage.get().and_then(CallUsage::caller)
+    }
+
+    /// The limits that may change while the call runs; `None` for a call that ends soon.
+    #[must_use]
+    pub fn live_usage(&self) -> Option<Rc<LiveUsage>> {
+        self.usage.get().and_then(CallUsage::live).cloned()
     }
 
     /// Notes the limit that refused the call.

@@ -460,7 +460,12 @@ async fn calls_are_explained_by_the_policy_in_force_or_not_at_all() {
     let write = [&explain[..], &["Put", "/x"]].concat();
     assert_eq!(command(&keyward, &write).await.0, Some(1));
     let grant = ["grant", "listener:main", "everything", "--for", "1h", "--reason", "incident 9"];
-    done(&keyward, &grant).await;
+    let said = done(&keyward, &grant).await;
+    assert!(said.contains("is the name right?"), "nobody has come yet: {said}");
+    let caller = Caller::anybody(keyward.site().listen).await;
+    assert_eq!(read(&caller, &["/x"]).await, Code::Ok);
+    let said = done(&keyward, &grant).await;
+    assert!(!said.contains("is the name right?"), "{said}");
     let (code, said) = command(&keyward, &write).await;
     assert!(code == Some(0) && said.contains("allowed by everything.allow[0]"), "{said}");
 

@@ -44,6 +44,7 @@ impl CallerIdentification {
             return Err(Refusal::PERMISSION_DENIED);
         }
         stream.permits.replace(permits);
+        stream.replace_usage(now.usage(gateway, &self.identities.load(), &stream.client));
         stream.set_password_recheck(gateway, now.needs_recheck);
         Ok(())
     }
