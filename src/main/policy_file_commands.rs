@@ -138,8 +138,11 @@ fn check(sources: &ConfigSources, file: &Path) -> ExitCode {
             for rule in &checked.unreachable {
                 printed = printed.and(writeln!(io::stderr(), "error: {rule}"));
             }
-            let code = if checked.unreachable.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-            finish(printed.and(writeln!(io::stdout(), "policy is valid")), code)
+            let (verdict, code) = match &checked.unreachable[..] {
+                [] => ("policy is valid", ExitCode::SUCCESS),
+                _ => ("policy can be loaded, and has errors", ExitCode::FAILURE),
+            };
+            finish(printed.and(writeln!(io::stdout(), "{verdict}")), code)
         }
         Err(error) => unusable(&error),
     }
