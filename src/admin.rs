@@ -7,6 +7,8 @@
 
 pub mod doctor;
 pub mod drain;
+pub mod explained_calls;
+mod grant_effect;
 mod http_server;
 pub mod machine_troubles;
 mod member_figures;

@@ -4,6 +4,7 @@
 
 pub mod caller_namespace;
 pub mod compiled;
+pub mod described_call;
 mod grants;
 pub mod interval_set;
 pub mod learned;

@@ -11,6 +11,7 @@ mod command;
 mod difference;
 mod generation;
 mod last_good;
+mod limit_notes;
 mod prefix;
 mod state_file;
 mod temporary_grant;

@@ -6,10 +6,12 @@
 
 mod bucket;
 mod byte_bucket;
+pub mod call_usage;
 pub mod caller_usage;
 pub mod exceeded;
 mod lease_ledger;
 pub mod limiter;
+pub mod live_usage;
 pub mod refusal_pace;
 pub mod register;
 pub mod shedding;

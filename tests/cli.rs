@@ -1098,11 +1098,14 @@ fn a_policy_is_learned_from_records_and_refused_calls_teach_nothing() {
             "\"event\":\"refusal\",\"method\":\"/etcdserverpb.KV/Range\",\"verdict\":\"would_refuse\",\"ranges\":[{\"action\":\"read\",\"key\":\"/denied\"}]",
         )
         .replace("\"OK\"", "\"PermissionDenied\""),
+        // A compaction as an earlier version recorded it.
+        record("\"event\":\"change\",\"method\":\"/etcdserverpb.KV/Compact\",\"actions\":[\"maintenance\"]"),
     ];
     let log = write(folder.path(), "audit.log", &log.concat());
     let (code, policy, stderr) = run(&mut keyward(&["policy", "learn", "--since", "24h", &log]));
     assert_eq!(code, 0, "{stderr}");
     assert!(stderr.contains("no record of reads"), "{stderr}");
+    assert!(policy.contains("\"compact\"") && !policy.contains("maintenance"), "{policy}");
     assert!(
         policy.contains("key = \"/t/al/x\"") && policy.contains("\"lease\"") && !policy.contains("secret"),
         "{policy}"

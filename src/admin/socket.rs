@@ -26,6 +26,8 @@ use tokio::time::timeout;
 use super::AdminState;
 use super::doctor::{Doctor, DoctorReport, ExaminedFor};
 use super::drain::{Progress, Stage};
+use super::explained_calls::ExplainedCalls;
+use super::grant_effect::unseen_peer_warning;
 use super::operator_actions::OperatorActions;
 use super::revocation_effect::RevocationEffect;
 use super::session_listing::SessionListing;
@@ -41,6 +43,7 @@ use crate::downstream::session::{InvalidSessionId, RevocationChange, Sealer};
 use crate::identity::UserName;
 use crate::io::listening_sockets::ListeningSockets;
 use crate::io::socket_passing;
+use crate::policy::described_call::DescribedCall;
 use crate::policy_store::{PolicyAnswer, PolicyCommand, PolicyRegister, PolicyStoreError};
 use crate::revocation::{RevocationError, RevocationRegister, RevocationStorage};
 use crate::tasks::Tasks;
@@ -91,6 +94,11 @@ pub enum AdminCommand {
     Doctor {},
     /// Read or change the policy stored in etcd.
     Policy(PolicyCommand),
+    /// Judge calls by the policy in force, whether it is the configuration's or stored in etcd.
+    Explain {
+        /// The calls.
+        calls: Vec<DescribedCall>,
+    },
     /// Reload the configuration, as by SIGHUP, and report the changes or the faults.
     Reload {},
     /// Change the filter of the log until the next reload or restart.
@@ -154,6 +162,8 @@ pub enum AdminAnswer {
     Doctor(DoctorReport),
     /// Answer to [`AdminCommand::Policy`].
     Policy(PolicyAnswer),
+    /// Answer to [`AdminCommand::Explain`].
+    Explained(ExplainedCalls),
     /// Answer to [`AdminCommand::Show`].
     View(View),
     /// The drain has begun.
@@ -414,11 +424,17 @@ impl AdminCommandService {
             | AdminCommand::Status {}
             | AdminCommand::Doctor {}
             | AdminCommand::Show { .. }
+            | AdminCommand::Explain { .. }
             | AdminCommand::HandOver {} => return,
+        };
+        let sudo_user = match command {
+            AdminCommand::Policy(command) if uid == Some(0) => command.sudo_user(),
+            _ => None,
         };
         let target = stored.map(|generation| generation.to_string()).or(target);
         let (target, reason) = (target.as_deref(), reason.as_deref().filter(|reason| !reason.is_empty()));
-        let record = AdminAuditRecord { target, reason, uid, ..AdminAuditRecord::new(name, result) };
+        let record =
+            AdminAuditRecord { target, reason, uid, sudo_user, ..AdminAuditRecord::new(name, result) };
         audit.record(None, RoomShare::Commands, &record);
     }
 
@@ -471,7 +487,12 @@ impl AdminCommandService {
             return AdminAnswer::Failed("policy.etcd_prefix is not set".into());
         };
         match policy.execute(command.clone(), uid).await {
-            Ok(answer) => AdminAnswer::Policy(answer),
+            Ok(mut answer) => {
+                if let PolicyCommand::Grant { peer, .. } = command {
+                    answer.text += unseen_peer_warning(&self.viewer, peer).await.unwrap_or_default();
+                }
+                AdminAnswer::Policy(answer)
+            }
             Err(PolicyStoreError::Unchanged(reason)) => AdminAnswer::Failed(reason),
             Err(unknown @ PolicyStoreError::Unknown(_)) => AdminAnswer::Unknown(unknown.to_string()),
         }
@@ -486,7 +507,16 @@ impl AdminCommandService {
                 Ok(view) => AdminAnswer::View(view),
                 Err(silent) => AdminAnswer::Failed(silent.to_string()),
             },
+            AdminCommand::Explain { calls } => self.explain(calls).await,
             _ => AdminAnswer::Sessions(SessionListing::of(&self.sealer, &self.register.revocations())),
+        }
+    }
+
+    async fn explain(&self, calls: &[DescribedCall]) -> AdminAnswer {
+        let (config, identities) = (self.doctor.config.load_full(), self.doctor.identities.load_full());
+        match ExplainedCalls::judge(&config, &identities, calls).await {
+            Ok(explained) => AdminAnswer::Explained(explained),
+            Err(reason) => AdminAnswer::Failed(reason),
         }
     }
 
@@ -548,6 +578,7 @@ fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSes
         | AdminCommand::Status {}
         | AdminCommand::Doctor {}
         | AdminCommand::Policy(_)
+        | AdminCommand::Explain { .. }
         | AdminCommand::Reload {}
         | AdminCommand::LogLevel { .. }
         | AdminCommand::Show { .. }
@@ -582,6 +613,7 @@ mod tests {
             (AdminCommand::Release { left: vec!["a".into()] }, r#"{"release":{"left":["a"]}}"#),
             (AdminCommand::LogLevel { filter: "info".into() }, r#"{"log_level":{"filter":"info"}}"#),
             (AdminCommand::Show { topic: ViewTopic::Clients }, r#"{"show":{"topic":"clients"}}"#),
+            (AdminCommand::Explain { calls: vec![] }, r#"{"explain":{"calls":[]}}"#),
             (AdminCommand::Kick { client: 7 }, r#"{"kick":{"client":7}}"#),
             (AdminCommand::Pause { member: "m1".into() }, r#"{"pause":{"member":"m1"}}"#),
             (AdminCommand::Resume { member: "m1".into() }, r#"{"resume":{"member":"m1"}}"#),

@@ -280,6 +280,8 @@ mod tests {
             leases: 1,
             unread_bytes: 0,
             last_error: None,
+            last_error_by: None,
+            last_error_rule: None,
             last_error_seconds: None,
             kicked: false,
         }

@@ -133,7 +133,7 @@ pub const fn columns(topic: ViewTopic) -> &'static [ViewColumn] {
     }
 }
 
-const CLIENT_COLUMNS: [ViewColumn; 21] = [
+const CLIENT_COLUMNS: [ViewColumn; 23] = [
     ("client", "CLIENT", Count, Always),
     ("address", "ADDRESS", Text, Always),
     ("user", "USER", Text, Always),
@@ -153,6 +153,8 @@ const CLIENT_COLUMNS: [ViewColumn; 21] = [
     ("leases", "LEASES", Count, Always),
     ("unread_bytes", "UNREAD", Bytes, WideOnly),
     ("last_error", "LAST ERROR", Text, Always),
+    ("last_error_by", "REFUSED BY", Text, Always),
+    ("last_error_rule", "RULE", Text, WideOnly),
     ("last_error_seconds", "ERROR AGE", Age, WideOnly),
     ("kicked", "KICKED", Text, WideOnly),
 ];

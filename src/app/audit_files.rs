@@ -95,6 +95,11 @@ impl fmt::Display for VerifiedFiles {
             return write(f, "", &only.outcome);
         }
         writeln!(f, "the files belong to {} replicas, each with a chain of its own", self.replicas.len())?;
+        let names = self.replicas.iter().map(|replica| &replica.replica);
+        let shared = names.clone().zip(names.skip(1)).find(|(one, next)| one == next && one.is_some());
+        if let Some((Some(name), _)) = shared {
+            writeln!(f, "several replicas have the name {name:?}: tell them apart by audit.replica")?;
+        }
         for VerifiedReplica { replica, files, outcome } in &self.replicas {
             match replica {
                 Some(name) => write!(f, "replica {name:?}:")?,
@@ -119,8 +124,7 @@ pub fn verify(files: &[PathBuf], public_key: Option<&Path>) -> Result<VerifiedFi
     let key = key.transpose()?;
     let files = chained(files).map(|path| AuditFileEnds::read(path)).collect::<Result<Vec<_>, _>>()?;
     let mut replicas = Vec::new();
-    for mut files in by_replica(files) {
-        files.sort_by(|one, other| one.place().cmp(&other.place()));
+    for files in by_replica(files).into_iter().flat_map(chains_of_one_name) {
         let replica = files.iter().rev().find_map(|file| file.replicas().last().cloned());
         let files: Vec<_> = files.into_iter().map(|file| file.path).collect();
         let outcome = verify_chain(&files, key.as_ref());
@@ -181,12 +185,25 @@ impl AuditFileEnds {
 
     /// True if both files are of one chain: by a name, or because one continues the other.
     fn is_of_one_chain(&self, other: &Self) -> bool {
-        let continues = |later: &Self, earlier: &Self| match (&later.first, &earlier.last) {
+        let has_name = |name: &String| other.replicas().any(|other| other == name);
+        self.replicas().any(has_name) || self.continues(other) || other.continues(self)
+    }
+
+    /// True if the file may stand behind `earlier` in one chain: it continues `earlier`, or files between
+    /// both are missing. The numbers of one chain never overlap.
+    fn may_follow(&self, earlier: &Self) -> bool {
+        match (&self.first, earlier.last.as_ref().or(earlier.first.as_ref())) {
+            (Some(first), Some(last)) => first.seq > last.seq,
+            _ => true,
+        }
+    }
+
+    /// True if the file begins where `earlier` ends.
+    fn continues(&self, earlier: &Self) -> bool {
+        match (&self.first, &earlier.last) {
             (Some(first), Some(last)) => first.prev == last.hash,
             _ => false,
-        };
-        let has_name = |name: &String| other.replicas().any(|other| other == name);
-        self.replicas().any(has_name) || continues(self, other) || continues(other, self)
+        }
     }
 
     /// The file's place among the files of its chain. A file without a readable line comes last.
@@ -209,6 +226,23 @@ fn by_replica(files: Vec<AuditFileEnds>) -> Vec<Vec<AuditFileEnds>> {
     match &mut chains[..] {
         [only] => only.extend(nameless),
         _ => chains.extend(nameless.into_iter().map(|file| vec![file])),
+    }
+    chains
+}
+
+/// The chains among the files of one name, each in its order: two replicas on one machine have the same name
+/// unless `audit.replica` tells them apart.
+fn chains_of_one_name(mut files: Vec<AuditFileEnds>) -> Vec<Vec<AuditFileEnds>> {
+    files.sort_by(|one, other| one.place().cmp(&other.place()));
+    let mut chains: Vec<Vec<AuditFileEnds>> = Vec::new();
+    for file in files {
+        let ends = || chains.iter().map(|chain| chain.last());
+        let continued = ends().position(|end| end.is_some_and(|end| file.continues(end)));
+        let possible = || ends().position(|end| end.is_some_and(|end| file.may_follow(end)));
+        match continued.or_else(possible) {
+            Some(at) => chains[at].push(file),
+            None => chains.push(vec![file]),
+        }
     }
     chains
 }

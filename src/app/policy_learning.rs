@@ -18,6 +18,8 @@ use crate::rpc::key_range::KeyRange;
 use crate::rpc::method::lookup;
 use crate::rpc::touch::Action;
 
+const COMPACT: &str = "/etcdserverpb.KV/Compact";
+
 /// A policy learned from an audit log.
 #[derive(Debug)]
 pub struct LearnedPolicy {
@@ -121,7 +123,7 @@ impl Records {
             self.learner.note_action(peer, Action::Lease);
         }
         for action in record.actions.iter().filter_map(|word| action(word)) {
-            self.learner.note_action(peer, action);
+            self.learner.note_action(peer, needed_action(&record.method, action));
         }
         for range in &record.ranges {
             let Some(action) = action(&range.action) else { continue };
@@ -197,6 +199,15 @@ impl Records {
             ));
         }
         warnings
+    }
+}
+
+/// The action that the call needs. Records of a version without the action `compact` call a compaction
+/// `maintenance`, with which a policy would grant far more.
+fn needed_action(method: &str, recorded: Action) -> Action {
+    match method {
+        COMPACT => Action::Compact,
+        _ => recorded,
     }
 }
 

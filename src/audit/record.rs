@@ -454,6 +454,9 @@ pub struct AdminAuditRecord<'a> {
     /// The user id of the process that gave the command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
+    /// The user who became root by sudo, as root's process claims.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
+    pub sudo_user: Option<&'a str>,
 }
 
 impl AdminAuditRecord<'_> {
@@ -471,6 +474,7 @@ impl AdminAuditRecord<'_> {
             policy_mode: None,
             result,
             uid: None,
+            sudo_user: None,
         }
     }
 }

@@ -77,16 +77,17 @@ pub struct PolicyGrant {
 pub struct ActionSet(u16);
 
 impl ActionSet {
-    /// Adds an action, and the viewing action implied by it.
+    /// Adds an action, and the actions that it contains: the viewing action, and compaction in maintenance.
     pub fn insert(&mut self, action: Action) {
-        self.0 |= 1 << action as u16;
-        let implied = match action {
-            Action::Maintenance => Action::MaintenanceView,
-            Action::Cluster => Action::ClusterView,
-            Action::Auth => Action::AuthView,
-            _ => return,
+        let contained: &[Action] = match action {
+            Action::Maintenance => &[Action::MaintenanceView, Action::Compact],
+            Action::Cluster => &[Action::ClusterView],
+            Action::Auth => &[Action::AuthView],
+            _ => &[],
         };
-        self.0 |= 1 << implied as u16;
+        for action in contained.iter().chain([&action]) {
+            self.0 |= 1 << *action as u16;
+        }
     }
 
     /// True if the set contains the action.

@@ -6,6 +6,8 @@
 //! Records of calls without effect are limited by rate, so that they cannot fill a disk; all calls are
 //! counted.
 
+mod refused_watches;
+
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -21,6 +23,7 @@ use crate::audit::record::{AuditedRanges, cut_name};
 use crate::downstream::session::SessionId;
 use crate::gateway::call_audit::{self, CallAudit, CallFacts};
 use crate::gateway::call_trace::{CallTrace, CallTracer, CallWait, FinishedCall};
+use crate::gateway::client_figures::ClientError;
 use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::gateway::hot_prefixes::HotPrefixes;
 use crate::gateway::slow_calls::{SlowCall, SlowCalls, SlowParts};
@@ -34,8 +37,10 @@ use crate::telemetry::call_span::SpanFact;
 use crate::telemetry::limiter::{PeerRecordLimiter, RecordLimiter};
 use crate::telemetry::user_metrics::UserFigures;
 use crate::telemetry::{self, metrics::Metrics};
-use crate::usage::caller_usage::{CallUsage, CallerUsage};
+use crate::usage::call_usage::CallUsage;
+use crate::usage::caller_usage::CallerUsage;
 use crate::usage::exceeded::Exceeded;
+use crate::usage::live_usage::LiveUsage;
 
 /// The access log of a shard.
 #[derive(Debug)]
@@ -55,6 +60,10 @@ pub struct AccessLog {
 struct RareFacts {
     /// The text of the status of a failed call.
     reason: Option<Cow<'static, str>>,
+    /// The rule of the policy that refused the call.
+    rule: Option<String>,
+    /// How long the refusal of the call was held back.
+    held: Duration,
     trace: Option<TraceId>,
     /// The trace, if the call has one.
     spans: Option<Box<CallTrace>>,
@@ -297,8 +306,14 @@ impl AccessRecord {
 
     /// The limits of the caller; `None` without any limit.
     #[must_use]
-    pub fn usage(&self) -> Option<&Rc<CallerUsage>> {
-        self.usage.get().map(CallUsage::caller)
+    pub fn usage(&self) -> Option<Rc<CallerUsage>> {
+        self.usage.get().and_then(CallUsage::caller)
+    }
+
+    /// The limits that may change while the call runs; `None` for a call that ends soon.
+    #[must_use]
+    pub fn live_usage(&self) -> Option<Rc<LiveUsage>> {
+        self.usage.get().and_then(CallUsage::live).cloned()
     }
 
     /// Notes the limit that refused the call.
@@ -310,6 +325,25 @@ impl AccessRecord {
     #[must_use]
     pub fn limit(&self) -> Option<Exceeded> {
         self.limit.get()
+    }
+
+    /// Notes the rule of the policy that refused the call.
+    pub fn note_rule(&self, rule: String) {
+        self.note_rare(|rare| rare.rule = Some(rule));
+    }
+
+    /// Notes that the refusal of the call is held back, for a client that repeats refused calls at once.
+    pub fn note_held(&self, held: Duration) {
+        self.note_rare(|rare| rare.held = held);
+    }
+
+    /// The time of a call that took `took`, without the time for which Keyward held its refusal back: such a
+    /// call is not slow. A refused login is held until a time that tells nothing of the password.
+    fn busy_time(&mut self, took: Duration) -> Duration {
+        if self.refused == Some(RefusalReason::Password) {
+            return Duration::ZERO;
+        }
+        self.rare.get_mut().as_ref().map_or(took, |rare| took.saturating_sub(rare.held))
     }
 
     /// Counts bytes of framed messages sent to the client.
@@ -345,36 +379,6 @@ impl AccessRecord {
             self.refused = Some(reason);
         }
         self.ended_with(end.status);
-    }
-
-    /// Counts each watch refused on the call's stream, which goes on, and logs the watch as a failed call.
-    pub fn refused_watches(&self) -> impl Fn(&Refusal) + use<> {
-        let (sinks, origin, method) = (Rc::clone(&self.sinks), Rc::clone(&self.origin), self.method);
-        let user = self.user.take();
-        self.user.set(user.clone());
-        let peer = self.peer();
-        move |refusal| {
-            sinks.metrics.refusals.count(refusal.reason() as usize);
-            origin.figures.end_call(refusal.code(), Instant::now);
-            let log = &sinks.log;
-            let chosen_by =
-                log.settings.get().choose(CallOutcome { is_error: true, took: None }, &log.samples);
-            let Some(chosen_by) = chosen_by.filter(|_| log.refused.may_log(peer.as_deref())) else { return };
-            tracing::info!(
-                target: telemetry::ACCESS,
-                method = method.path,
-                code = refusal.code().name(),
-                peer = peer.as_deref(),
-                user = user.as_ref().map(UserName::as_str),
-                reason = refusal.message(),
-                refused_by = refusal.reason().name(),
-                listener = &*origin.listener,
-                remote = origin.remote_text.as_ref().map(tracing::field::display),
-                user_agent = origin.user_agent(),
-                chosen_by,
-                "watch refused"
-            );
-        }
     }
 
     /// The maker of the error at the call's end: etcd, or Keyward for this reason. `None` for a success,
@@ -494,6 +498,7 @@ impl AccessRecord {
             sent = self.sent,
             reason = rare.reason.as_deref().map(cut_name),
             refused_by,
+            rule = rare.rule.as_deref().map(cut_name),
             limit = self.limit.get().map(tracing::field::display),
             keys = rare.ranges.map(|ranges| shown(ranges.take(), code, self.attempts.get())),
             listener = &*self.origin.listener,
@@ -510,9 +515,16 @@ impl Drop for AccessRecord {
     fn drop(&mut self) {
         let took = self.started.elapsed();
         let code = self.code.unwrap_or(Code::Canceled);
+        let busy = self.busy_time(took);
         let sinks = &*self.sinks;
         open(&sinks.metrics, self.method).dec();
-        self.origin.figures.end_call(code, || self.started + took);
+        let refused_by = self.refused_by();
+        let (rare, limit) = (self.rare.get_mut(), self.limit.get());
+        self.origin.figures.end_call(code, || {
+            let rule = rare.as_ref().and_then(|rare| rare.rule.as_deref());
+            let rule = rule.map(|rule| cut_name(rule).into()).or(limit.map(|limit| limit.to_string().into()));
+            ClientError { code, at: self.started + took, refused_by, rule }
+        });
         let row = usize::from(self.method.index);
         let is_unary = is_unary(self.method);
         sinks.metrics.call_ended(row, code as u8, || code.name(), is_unary.then_some(took));
@@ -527,7 +539,7 @@ impl Drop for AccessRecord {
         sinks.users.call_ended(&sinks.metrics.users, proved.map(UserName::as_str), |figures| {
             figures.call_ended(code as u8, || code.name(), measured);
         });
-        if SlowCalls::wants(self.method, took) {
+        if SlowCalls::wants(self.method, busy) {
             sinks.slow_calls.note(SlowCall {
                 method: self.method,
                 client: self.origin.figures.id,
@@ -540,7 +552,6 @@ impl Drop for AccessRecord {
                 ended: self.started + took,
             });
         }
-        let refused_by = self.refused_by();
         if let Some(audit) = &sinks.audit {
             let facts = CallFacts {
                 method: self.method,

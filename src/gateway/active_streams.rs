@@ -15,7 +15,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 
+use crate::gateway::access_log::AccessRecord;
 use crate::gateway::caller::Caller;
 use crate::gateway::permission::DecidedRequest;
 use crate::gateway::proof_basis::ProofBasis;
@@ -23,6 +25,8 @@ use crate::gateway::{ClientConnection, Gateway};
 use crate::lease::renewed_leases::RenewedLeases;
 use crate::policy::live_permits::LivePermits;
 use crate::refusal::Refusal;
+use crate::usage::caller_usage::CallerUsage;
+use crate::usage::live_usage::LiveUsage;
 use crate::watch::shared_session::WatchSessionHandle;
 
 /// Entries authorized again before yielding to other tasks; each takes some microseconds.
@@ -56,6 +60,8 @@ pub struct ActiveStream {
     pub permits: Rc<LivePermits>,
     /// The request to be decided again after a change of the policy.
     pub request: Option<DecidedRequest>,
+    /// The caller's limits; `None` for a call that no limit can count.
+    pub usage: Option<Rc<LiveUsage>>,
     /// What the stream does, for an operator's questions.
     pub work: OnceCell<StreamWork>,
     number: u64,
@@ -83,7 +89,7 @@ struct RegistrationEntry {
 impl Gateway {
     /// Registers a stream or waiting call of `caller`, then checks the authorization again. `request` is
     /// decided again after every change of the policy; a stream of requests decides by the registration's
-    /// permissions itself.
+    /// permissions itself. `record` has the limits that count the call.
     ///
     /// # Errors
     /// The caller is not authorized any more.
@@ -92,6 +98,7 @@ impl Gateway {
         client: &Rc<ClientConnection>,
         caller: &Rc<Caller>,
         request: Option<DecidedRequest>,
+        record: &AccessRecord,
     ) -> Result<Registration, Refusal> {
         if client.activity().is_kicked() {
             return Err(Refusal::SHUTTING_DOWN);
@@ -105,6 +112,7 @@ impl Gateway {
             proof_basis: RefCell::new(against),
             permits: Rc::new(LivePermits::new(Rc::clone(self.callers.permits(caller, client)))),
             request,
+            usage: record.live_usage(),
             work: OnceCell::new(),
             number: self.active_streams.next.replace(self.active_streams.next.get() + 1),
         });
@@ -114,6 +122,17 @@ impl Gateway {
 }
 
 impl ActiveStream {
+    /// Counts the stream and what it holds by `usage`, the caller's limits from now on.
+    pub fn replace_usage(&self, usage: Option<&Rc<CallerUsage>>) {
+        let Some(live) = &self.usage else { return };
+        if live.replace(usage.cloned()) {
+            self.permits.wake();
+        }
+        if let (Some(usage), Some(StreamWork::KeepAlive(renewed))) = (usage, self.work.get()) {
+            renewed.live_for(Instant::now()).for_each(|(lease, ttl)| usage.note_renewal(lease, ttl));
+        }
+    }
+
     /// Starts or stops re-proving the session's password here. `here` is true if no member checks the
     /// password; reloading the `[[user]]` rows may change this under a running stream.
     pub fn set_password_recheck(&self, gateway: &Gateway, here: bool) {

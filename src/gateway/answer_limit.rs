@@ -64,7 +64,7 @@ async fn measured(
     parts: AnswerParts,
 ) -> Result<(), Refusal> {
     let Some(usage) = call.record.usage() else { return Ok(()) };
-    match is_larger(call, request, usage, &parts, cap.bytes).await {
+    match is_larger(call, request, &usage, &parts, cap.bytes).await {
         Ok(true) => usage_limits::exceed_answer_cap(call, cap)?,
         Ok(false) => {}
         // A limit in shadow refuses nothing, also for want of an answer.

@@ -34,7 +34,8 @@ pub async fn serve(call: &Call<'_>, request: UnaryRequest) -> Result<PipelineRes
     }
     let exchange = request.exchange(call)?;
     let in_use = request.caller.in_use();
-    let mut registration = call.gateway.enter(call.client, &request.caller, Some(request.decided(call)))?;
+    let mut registration =
+        call.gateway.enter(call.client, &request.caller, Some(request.decided(call)), &call.record)?;
     let lock_wait = lock_wait(call, &request).await;
     let waiting = run(&exchange, lock_wait, &mut registration);
     let waiting = audited_request::wait_on_record(call, &request.caller, waiting);

@@ -13,6 +13,19 @@ use crate::downstream::socket_progress::SocketProgress;
 use crate::identity::UserName;
 use crate::refusal::Code;
 
+/// A call that ended with an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientError {
+    /// The status code.
+    pub code: Code,
+    /// The end of the call.
+    pub at: Instant,
+    /// The maker of the error: `etcd`, or Keyward's reason.
+    pub refused_by: Option<&'static str>,
+    /// The rule of the policy, or the limit, that refused the call.
+    pub rule: Option<Box<str>>,
+}
+
 /// The figures of a connection.
 #[derive(Debug)]
 pub struct ClientFigures {
@@ -21,7 +34,7 @@ pub struct ClientFigures {
     progress: Rc<SocketProgress>,
     calls: Cell<u64>,
     failed: Cell<u64>,
-    last_error: Cell<Option<(Code, Instant)>>,
+    last_error: RefCell<Option<ClientError>>,
     user: RefCell<Option<UserName>>,
     peer: RefCell<Option<Rc<str>>>,
 }
@@ -35,7 +48,7 @@ impl ClientFigures {
             progress,
             calls: Cell::default(),
             failed: Cell::default(),
-            last_error: Cell::default(),
+            last_error: RefCell::default(),
             user: RefCell::default(),
             peer: RefCell::default(),
         }
@@ -57,11 +70,11 @@ impl ClientFigures {
         }
     }
 
-    /// Notes the end of a call, at `now`. A call given up by the client is no error.
-    pub fn end_call(&self, code: Code, now: impl FnOnce() -> Instant) {
+    /// Notes the end of a call. A call given up by the client is no error; `error` describes one.
+    pub fn end_call(&self, code: Code, error: impl FnOnce() -> ClientError) {
         if !matches!(code, Code::Ok | Code::Canceled) {
             self.failed.set(self.failed.get() + 1);
-            self.last_error.set(Some((code, now())));
+            self.last_error.replace(Some(error()));
         }
     }
 
@@ -77,10 +90,10 @@ impl ClientFigures {
         self.failed.get()
     }
 
-    /// The last error and its time.
+    /// The last error.
     #[must_use]
-    pub fn last_error(&self) -> Option<(Code, Instant)> {
-        self.last_error.get()
+    pub fn last_error(&self) -> Option<ClientError> {
+        self.last_error.borrow().clone()
     }
 
     /// The etcd user of the last identified call.
@@ -121,11 +134,18 @@ mod tests {
 
     #[test]
     fn a_call_given_up_by_the_client_is_no_error() {
-        let (figures, now) = (ClientFigures::new(7, Rc::default()), Instant::now());
-        figures.end_call(Code::Canceled, || now);
-        figures.end_call(Code::Ok, || now);
+        let figures = ClientFigures::new(7, Rc::default());
+        let rule = Some("no_grant: write".into());
+        let error = ClientError {
+            code: Code::PermissionDenied,
+            at: Instant::now(),
+            refused_by: Some("policy"),
+            rule,
+        };
+        figures.end_call(Code::Canceled, || error.clone());
+        figures.end_call(Code::Ok, || error.clone());
         assert_eq!((figures.failed(), figures.last_error()), (0, None));
-        figures.end_call(Code::PermissionDenied, || now);
-        assert_eq!((figures.failed(), figures.last_error()), (1, Some((Code::PermissionDenied, now))));
+        figures.end_call(Code::PermissionDenied, || error.clone());
+        assert_eq!((figures.failed(), figures.last_error()), (1, Some(error)));
     }
 }

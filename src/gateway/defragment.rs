@@ -132,7 +132,7 @@ pub async fn pass_on(exchange: Exchange<'_>) -> Result<Box<MemberReply>, Refusal
 async fn run(call: &Call<'_>, request: &UnaryRequest, wanted: MemberTarget) -> Result<Bytes, Refusal> {
     let (gateway, client, deadline) = (call.gateway, call.client, call.deadline);
     let caller = &request.caller;
-    let mut registration = gateway.enter(client, caller, Some(request.decided(call)))?;
+    let mut registration = gateway.enter(client, caller, Some(request.decided(call)), &call.record)?;
     let (tell, told) = oneshot::channel();
     let in_use = caller.in_use();
     let forces = call.headers.get(FORCE).is_some_and(|value| value == "true");

@@ -35,7 +35,7 @@ pub async fn serve(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineRe
         Lane::Unary => (None, Registration::UNBOUND),
         _ => (
             request.caller.in_use(),
-            call.gateway.enter(call.client, &request.caller, Some(request.decided(call)))?,
+            call.gateway.enter(call.client, &request.caller, Some(request.decided(call)), &call.record)?,
         ),
     };
     let mut answer = asked(&exchange, request).await?;

@@ -37,7 +37,7 @@ pub async fn serve(
     let path = path.cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.upstream.choose(MemberTarget::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     let permit = permission::of_unknown_method(call, &caller)?;
-    let registration = gateway.enter(client, &caller, None)?;
+    let registration = gateway.enter(client, &caller, None, &call.record)?;
     call.record.count_attempt(member.id);
     let shown = gateway.upstream.credential_for(&caller.upstream_user, &member).await.map_err(|failure| {
         if failure.is_refusal() { Refusal::INVALID_AUTH_TOKEN } else { Refusal::NOTHING_SENT }

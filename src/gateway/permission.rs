@@ -228,6 +228,7 @@ fn consequence(
             tracing::debug!(method = method.path, action, reason, "the policy would refuse a request");
         })
         .inspect_err(|_| {
+            call.record.note_rule(permits.denying_rule(denial));
             tracing::debug!(method = method.path, action, reason, "the policy refused a request");
         })
 }

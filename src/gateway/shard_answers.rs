@@ -217,8 +217,10 @@ fn client_row(client: &ClientConnection, held: HeldByStreams, now: Instant) -> C
         watches: held.watches,
         leases: held.leases,
         unread_bytes: client.unread.held() as u64 + held.bytes,
-        last_error: error.map(|(code, _)| code.name()),
-        last_error_seconds: error.map(|(_, at)| seconds(now, at)),
+        last_error: error.as_ref().map(|error| error.code.name()),
+        last_error_by: error.as_ref().and_then(|error| error.refused_by),
+        last_error_rule: error.as_ref().and_then(|error| error.rule.as_deref().map(escaped)),
+        last_error_seconds: error.as_ref().map(|error| seconds(now, error.at)),
         kicked: client.activity().is_kicked(),
     }
 }

@@ -42,6 +42,10 @@ pub struct ClientRow {
     pub unread_bytes: u64,
     /// The status code of the last call that failed.
     pub last_error: Option<&'static str>,
+    /// The maker of that error: `etcd`, or Keyward for this reason.
+    pub last_error_by: Option<&'static str>,
+    /// The rule of the policy, or the limit, that refused the call.
+    pub last_error_rule: Option<String>,
     /// Seconds since that call.
     pub last_error_seconds: Option<u64>,
     /// True if an operator has asked the connection to end.

@@ -66,7 +66,7 @@ pub fn watch(
 ) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
     let permit = permission::of_stream(call, caller)?;
-    let registration = gateway.enter(client, caller, None)?;
+    let registration = gateway.enter(client, caller, None, &call.record)?;
     let (kept_headers, held) = kept(call, caller)?;
     let config = &call.snapshot().config;
     let (replies, said) = ReplySender::channel();
@@ -76,6 +76,7 @@ pub fn watch(
         progress_grace: PROGRESS_GRACE,
     };
     let open_watches = audited_request::open_watch_observer(call, caller);
+    let limited = call.record.live_usage().filter(|usage| usage.now().is_some());
     let session = WatchSession {
         route: WatchRoute {
             stream: Rc::new(StreamRoute {
@@ -101,7 +102,8 @@ pub fn watch(
             access: registration
                 .permits()
                 .map(|permits| WatchAccess::new(permits, denials(call), open_watches)),
-            usage: call.record.usage().map(|usage| Box::new(LimitedWatches::new(Rc::clone(usage)))),
+            usage: limited.map(|usage| Box::new(LimitedWatches::new(usage))),
+            limits: call.record.live_usage(),
             observer: audited_request::watch_observer(call, caller, registration.permits()),
             refused: Box::new(call.record.refused_watches()),
         }),
@@ -144,7 +146,7 @@ pub fn keep_alive(
 ) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
     let permit = permission::of_stream(call, caller)?;
-    let registration = gateway.enter(client, caller, None)?;
+    let registration = gateway.enter(client, caller, None, &call.record)?;
     let (kept_headers, held) = kept(call, caller)?;
     let (replies, said) = ReplySender::channel();
     let link = Rc::<UpstreamLink>::default();
@@ -167,7 +169,7 @@ pub fn keep_alive(
             metrics: gateway.metrics.policy.clone(),
         }),
         resumed: gateway.metrics.keepalive_resumes.clone(),
-        usage: call.record.usage().cloned(),
+        usage: call.record.live_usage(),
         link: Rc::clone(&link),
         renewed,
     };
@@ -184,7 +186,7 @@ pub fn keep_alive(
 pub fn observe(call: &Call<'_>, request: &UnaryRequest) -> Result<PipelineResult, Refusal> {
     let (gateway, client, caller) = (call.gateway, call.client, &request.caller);
     let watch = usage_limits::count_observe(call)?;
-    let registration = gateway.enter(client, caller, Some(request.decided(call)))?;
+    let registration = gateway.enter(client, caller, Some(request.decided(call)), &call.record)?;
     audited_request::note_begin(call, caller);
     let permit = request.permit;
     let (request, waiting) = hold_while_waiting(call, request.message())?;

@@ -5,8 +5,6 @@
 //! after a tenth of a second on a connection with many refusals; a Range is never cut short without `more`; a
 //! Txn that writes is refused before it is sent, or not at all.
 
-use std::rc::Rc;
-
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::{Either, ready};
@@ -25,7 +23,8 @@ use crate::rpc::range_cap::{self, CappedRange, Continuation};
 use crate::rpc::scan::WireFields;
 use crate::rpc::schema::MessageId;
 use crate::upstream::answer::MemberReply;
-use crate::usage::caller_usage::{AnswerCap, CallLength, CallUsage, CallerUsage, RangeCap, WatchUsage};
+use crate::usage::call_usage::{CallLength, CallUsage, WatchUsage};
+use crate::usage::caller_usage::{AnswerCap, CallerUsage, RangeCap};
 use crate::usage::exceeded::Exceeded;
 use crate::usage::limiter::CallUrgency;
 use crate::usage::shedding::CallEffect;
@@ -45,10 +44,20 @@ pub enum AnswerCheck {
 /// A limit is exceeded.
 pub fn admit(call: &Call<'_>, caller: &Caller) -> Result<(), Refusal> {
     let snapshot = call.snapshot();
-    let Some(usage) = caller.usage(call.gateway, &snapshot.identities, call.client) else { return Ok(()) };
+    let usage = caller.usage(call.gateway, &snapshot.identities, call.client);
+    let lasts = call.method.is_lasting() || call.method.handler == Handler::Defragment;
     let (urgency, length) = kind_of(call.method);
-    match usage.begin_call(urgency, length) {
-        Ok(counted) => {
+    let Some(usage) = usage else {
+        if lasts {
+            call.record.set_usage(CallUsage::unlimited(length));
+        }
+        return Ok(());
+    };
+    match CallUsage::begin(usage, urgency, length) {
+        Ok(mut counted) => {
+            if lasts {
+                counted.follow_limits();
+            }
             call.record.set_usage(counted);
             Ok(())
         }
@@ -67,6 +76,7 @@ pub fn in_time<T: 'static>(
         return Either::Left(ready(Err(refusal)));
     };
     call.gateway.metrics.limits.delayed_refusals.inc();
+    call.record.note_held(delay);
     Either::Right(sleep(delay).map(|()| Err(refusal)).boxed_local())
 }
 
@@ -82,13 +92,14 @@ fn kind_of(method: &Method) -> (CallUrgency, CallLength) {
     }
 }
 
-/// Counts an Observe as a watch, until the returned value is dropped. `None` without any limit.
+/// Counts an Observe as a watch, until the returned value is dropped. `None` for a caller that no limit can
+/// count.
 ///
 /// # Errors
 /// A limit of watches is exceeded.
 pub fn count_observe(call: &Call<'_>) -> Result<Option<WatchUsage>, Refusal> {
-    let Some(usage) = call.record.usage() else { return Ok(None) };
-    let watch = WatchUsage::new(Rc::clone(usage));
+    let Some(usage) = call.record.live_usage() else { return Ok(None) };
+    let watch = WatchUsage::new(usage);
     watch.begin().map_err(|exceeded| refused(call, exceeded, Refusal::TOO_MANY_REQUESTS))?;
     Ok(Some(watch))
 }
@@ -105,12 +116,12 @@ pub fn limit_request(
 ) -> Result<AnswerCheck, Refusal> {
     call.record.count_received(framed.len());
     let counted = call.record.call_usage();
-    let usage = counted.map(CallUsage::caller);
-    if let Some(usage) = usage {
+    let usage = counted.and_then(CallUsage::caller);
+    if let Some(usage) = &usage {
         usage.charge_request(framed.len());
     }
     if !call.gateway.usage.shedding.is_off() {
-        shed(call, usage.map(|usage| &**usage), effect)?;
+        shed(call, usage.as_deref(), effect)?;
     }
     let (Some(counted), Some(usage)) = (counted, usage) else { return Ok(AnswerCheck::None) };
     if call.method.body == MessageId::LeaseGrantRequest {
@@ -121,14 +132,14 @@ pub fn limit_request(
     let message = framed.get(PREFIX..).unwrap_or_default();
     match call.method.body {
         MessageId::TxnRequest if !range_cap::txn_is_within(message, cap.keys.get()) => {
-            exceed(call, usage, cap, Refusal::range_in_txn_without_limit(cap.keys.get()))?;
+            exceed(call, &usage, cap, Refusal::range_in_txn_without_limit(cap.keys.get()))?;
         }
         MessageId::RangeRequest if call.method.stream != StreamingSides::Server => {
-            return limit_range(usage, cap, framed, held);
+            return limit_range(&usage, cap, framed, held);
         }
         // The answer to a RangeStream comes in parts, and tells `more` after the keys.
         MessageId::RangeRequest if !range_cap::is_within(message, cap.keys.get()) => {
-            exceed(call, usage, cap, Refusal::range_too_large(cap.keys.get()))?;
+            exceed(call, &usage, cap, Refusal::range_too_large(cap.keys.get()))?;
         }
         _ => {}
     }
@@ -197,11 +208,11 @@ pub async fn check_more(
     room: Option<UnreadRoom>,
 ) -> Result<Option<UnreadRoom>, Refusal> {
     let usage = call.record.usage().filter(|_| check == AnswerCheck::Keys);
-    let Some((usage, cap)) = usage.and_then(|usage| Some((usage, usage.range_cap()?))) else {
+    let Some((usage, cap)) = usage.and_then(|usage| usage.range_cap().map(|cap| (usage, cap))) else {
         return Ok(room);
     };
     if usage.is_shadow() {
-        count_keys(usage, cap, answer);
+        count_keys(&usage, cap, answer);
         return Ok(room);
     }
     let room = hold_whole(call, answer, room, 1).await?;
@@ -213,7 +224,7 @@ pub async fn check_more(
     if more.ok_or(Refusal::UNREADABLE_ANSWER)? {
         // The member has fetched and sent the keys, whoever reads them.
         usage.charge_reply(framed.len());
-        exceed(call, usage, cap, Refusal::range_too_large(cap.keys.get()))?;
+        exceed(call, &usage, cap, Refusal::range_too_large(cap.keys.get()))?;
     }
     Ok(room)
 }
@@ -240,8 +251,10 @@ pub fn note_success(call: &Call<'_>, request: &[u8], answer: &MemberReply) {
         let framed = answer.message().unwrap_or_default();
         let message = framed.get(PREFIX..).unwrap_or_default();
         counted.note_grant(number(message, 2), number(message, 3));
-    } else if call.method.body == MessageId::LeaseRevokeRequest {
-        counted.caller().note_revocation(number(request, 1));
+    } else if call.method.body == MessageId::LeaseRevokeRequest
+        && let Some(usage) = counted.caller()
+    {
+        usage.note_revocation(number(request, 1));
     }
 }
 

@@ -38,7 +38,7 @@ use crate::upstream::reopening_stream::{
     ReopenStep, ReopeningEvent, ReopeningStream, StreamRoute, StreamRules,
 };
 use crate::upstream::send::{UpstreamClient, UpstreamUser};
-use crate::usage::caller_usage::CallerUsage;
+use crate::usage::live_usage::LiveUsage;
 
 const PATH: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 /// Largest keepalive request. A request is a single number; the rest is room for fields added by later
@@ -70,8 +70,8 @@ pub struct KeepAliveStream {
     pub access: Option<RenewalAccess>,
     /// The caller's namespace.
     pub namespace: Option<RenewalNamespace>,
-    /// The caller's limits, which know the caller's leases; `None` without any limit.
-    pub usage: Option<Rc<CallerUsage>>,
+    /// The caller's limits, which know the caller's leases; `None` for a caller that no limit counts.
+    pub usage: Option<Rc<LiveUsage>>,
     /// Counter of upstream streams opened to resume a client's stream.
     pub resumed: prometheus_client::metrics::counter::Counter,
     /// Notes if an upstream stream serves the client's stream.
@@ -86,7 +86,7 @@ struct KeepAliveDriver {
     upstream: ReopeningStream<()>,
     pending: PendingRenewals,
     namespace: Option<RenewalNamespace>,
-    usage: Option<Rc<CallerUsage>>,
+    usage: Option<Rc<LiveUsage>>,
     renewed: Rc<RenewedLeases>,
     /// Start of the front request's wait on the present stream.
     waiting_since: Instant,
@@ -237,7 +237,8 @@ impl KeepAliveDriver {
         let asked = self.namespace.is_some().then(|| self.pending.first().cloned()).flatten();
         match answer.as_ref().map(|answer| self.pending.answered(answer.ttl, zero)) {
             Some(RenewalVerdict::Deliver) => {
-                if let (Some(usage), Some(answer)) = (&self.usage, &answer) {
+                let usage = self.usage.as_ref().and_then(|usage| usage.now());
+                if let (Some(usage), Some(answer)) = (usage, &answer) {
                     usage.note_renewal(answer.id, answer.ttl);
                 }
                 self.upstream.note_delivery();

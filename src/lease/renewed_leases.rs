@@ -67,6 +67,15 @@ impl RenewedLeases {
         self.leases.borrow().iter().filter(|lease| lease.is_live(now)).copied().collect()
     }
 
+    /// The leases that live on by their last renewal, each with the whole seconds that are left.
+    pub fn live_for(&self, now: Instant) -> impl Iterator<Item = (i64, i64)> {
+        let left = move |lease: RenewedLease| {
+            let since = now.saturating_duration_since(lease.renewed_at).as_secs();
+            (lease.id, lease.ttl.saturating_sub_unsigned(since))
+        };
+        self.live(now).into_iter().map(left)
+    }
+
     /// The number of leases that live on by their last renewal.
     #[must_use]
     pub fn live_count(&self, now: Instant) -> u64 {

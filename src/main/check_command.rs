@@ -61,8 +61,13 @@ impl CheckArguments {
         };
         let printed = match self.output {
             CheckForm::Json => print_json(&report),
-            CheckForm::Text => write!(io::stderr(), "{report}")
-                .and_then(|()| writeln!(io::stdout(), "configuration is valid")),
+            CheckForm::Text => write!(io::stderr(), "{report}").and_then(|()| {
+                let verdict = match report.verdict {
+                    ConfigVerdict::Errors => "configuration can be loaded, and has errors",
+                    ConfigVerdict::Warnings | ConfigVerdict::Fine => "configuration is valid",
+                };
+                writeln!(io::stdout(), "{verdict}")
+            }),
         };
         finish(printed, code)
     }

@@ -72,6 +72,11 @@ pub(crate) struct ConfigFlags {
 }
 
 impl ConfigFile {
+    /// The path of the file, if any is named.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        self.config.clone()
+    }
+
     /// The file, and the variables of the environment.
     pub(crate) fn sources(&self) -> ConfigSources {
         ConfigSources::of_file(self.config.clone()).with_environment(std::env::vars_os())

@@ -1,24 +1,29 @@
-//! The commands about policy files, without a running Keyward: `keyward policy check`, `test`, `explain`,
-//! `learn`.
+//! The commands that judge or learn a policy: `keyward policy check`, `test`, `explain`, `learn`.
 //!
-//! Owns: the arguments, and printing the answers. Must not know: how a policy decides or is learned.
+//! Owns: the arguments, the choice of the policy, and printing the answers. Must not know: how a policy
+//! decides or is learned. Invariant: without `--policy` a call is judged by the policy in force on a running
+//! replica, or by the configuration's policy file, never by an empty policy.
 
-use std::io::{self, Write as _};
+use std::io::{self, ErrorKind, Write as _};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
-use keyward::app::policy_checks::{CheckedPolicy, DescribedCall, PolicyCheckError};
+use keyward::admin::explained_calls::ExplainedCalls;
+use keyward::admin::socket::{AdminAnswer, AdminCommand};
+use keyward::admin::socket_client;
+use keyward::app::policy_checks::{CheckedPolicy, PolicyCheckError, VerdictTable};
 use keyward::app::policy_learning;
 use keyward::audit::record::Timestamp;
 use keyward::audit::search::AuditSearch;
 use keyward::config::{self, ConfigSources};
+use keyward::policy::described_call::{DescribedCall, Explanation};
 use keyward::policy::learned::LearningBounds;
 
 use super::config_arguments::ConfigFile;
-use super::{UNUSABLE, fail, finish};
+use super::{AdminSocketArgs, UNUSABLE, fail, finish, no_process, not_refused, unexpected_answer};
 
 /// Commands about policy files.
 #[derive(Subcommand)]
@@ -36,7 +41,7 @@ pub(crate) enum PolicyFileArguments {
         /// The table: a TOML file with [[test]] tables.
         table: PathBuf,
         #[command(flatten)]
-        policy: PolicyFile,
+        policy: JudgedPolicy,
     },
     /// Explains the verdict on a call. Exit code 1 for a refused call.
     Explain(ExplainArguments),
@@ -44,12 +49,17 @@ pub(crate) enum PolicyFileArguments {
     Learn(LearnArguments),
 }
 
-/// The policy to judge.
+/// The policy to judge by.
 #[derive(Args)]
-pub(crate) struct PolicyFile {
-    /// The policy file, in place of the configuration's.
+pub(crate) struct JudgedPolicy {
+    /// The policy file, in place of the policy in force on the running replica. Without a running replica:
+    /// the configuration's policy file.
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
+    /// The admin socket of the running replica. Default: admin.socket of the configuration, else
+    /// /run/keyward/admin.sock.
+    #[arg(long, value_name = "PATH", conflicts_with = "policy")]
+    socket: Option<PathBuf>,
     #[command(flatten)]
     config: ConfigFile,
 }
@@ -83,7 +93,7 @@ pub(crate) struct ExplainArguments {
     #[arg(long, value_name = "NAME=VALUE")]
     claim: Vec<String>,
     #[command(flatten)]
-    policy: PolicyFile,
+    policy: JudgedPolicy,
 }
 
 /// Arguments of `keyward policy learn`.
@@ -119,7 +129,7 @@ impl PolicyFileArguments {
 }
 
 fn check(sources: &ConfigSources, file: &Path) -> ExitCode {
-    match CheckedPolicy::read(sources, Some(file)) {
+    match CheckedPolicy::read(sources, file) {
         Ok(checked) => {
             let mut printed = Ok(());
             for warning in &checked.warnings {
@@ -128,29 +138,102 @@ fn check(sources: &ConfigSources, file: &Path) -> ExitCode {
             for rule in &checked.unreachable {
                 printed = printed.and(writeln!(io::stderr(), "error: {rule}"));
             }
-            let code = if checked.unreachable.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-            finish(printed.and(writeln!(io::stdout(), "policy is valid")), code)
+            let (verdict, code) = match &checked.unreachable[..] {
+                [] => ("policy is valid", ExitCode::SUCCESS),
+                _ => ("policy can be loaded, and has errors", ExitCode::FAILURE),
+            };
+            finish(printed.and(writeln!(io::stdout(), "{verdict}")), code)
         }
         Err(error) => unusable(&error),
     }
 }
 
-fn test(table: &Path, policy: &PolicyFile) -> ExitCode {
-    let checked = CheckedPolicy::read(&policy.config.sources(), policy.policy.as_deref());
-    match checked.and_then(|checked| checked.test(table)) {
-        Ok((count, others)) if others.is_empty() => {
-            finish(writeln!(io::stdout(), "{count} calls: all as expected"), ExitCode::SUCCESS)
+fn test(table: &Path, policy: &JudgedPolicy) -> ExitCode {
+    let table = match VerdictTable::read(table) {
+        Ok(table) => table,
+        Err(error) => return unusable(&error),
+    };
+    let judged = match policy.judge(&table.calls) {
+        Ok(judged) => judged,
+        Err(code) => return code,
+    };
+    let (source, count) = (judged.source_line(), table.calls.len());
+    match table.compare(judged.verdicts) {
+        Ok(others) if others.is_empty() => {
+            finish(writeln!(io::stdout(), "{source}{count} calls: all as expected"), ExitCode::SUCCESS)
         }
-        Ok((count, others)) => {
+        Ok(others) => {
             let text = others.join("\n");
             let wrong = others.len();
             finish(
-                writeln!(io::stdout(), "{text}\n{count} calls: {wrong} not as expected"),
+                writeln!(io::stdout(), "{source}{text}\n{count} calls: {wrong} not as expected"),
                 ExitCode::FAILURE,
             )
         }
         Err(error) => unusable(&error),
     }
+}
+
+/// The verdicts, and the policy that judged if a running replica did.
+struct JudgedCalls {
+    replicas_policy: Option<String>,
+    verdicts: Vec<Result<Explanation, String>>,
+}
+
+impl JudgedCalls {
+    /// A line that names the policy of a running replica; empty for a file's.
+    fn source_line(&self) -> String {
+        self.replicas_policy.as_ref().map_or_else(String::new, |policy| format!("policy   {policy}\n"))
+    }
+}
+
+impl JudgedPolicy {
+    /// Judges calls. Returns the exit code after printing an error.
+    fn judge(&self, calls: &[DescribedCall]) -> Result<JudgedCalls, ExitCode> {
+        let sources = self.config.sources();
+        if let Some(file) = &self.policy {
+            return by_file(CheckedPolicy::read(&sources, file), calls);
+        }
+        let at = AdminSocketArgs { socket: self.socket.clone(), config: self.config.path() };
+        let socket = at.socket()?;
+        if let Some(ExplainedCalls { policy, verdicts }) = self.ask_replica(&socket, calls)? {
+            return Ok(JudgedCalls { replicas_policy: Some(policy), verdicts });
+        }
+        let judged = by_file(CheckedPolicy::configured(&sources), calls)?;
+        let note =
+            format!("no replica answers at {}: judged by the configuration's policy", socket.display());
+        match writeln!(io::stderr(), "{note}") {
+            Ok(()) => Ok(judged),
+            Err(_) => Err(ExitCode::FAILURE),
+        }
+    }
+
+    /// The verdicts of the replica that serves the socket; `None` if no process serves the usual socket.
+    fn ask_replica(
+        &self,
+        socket: &Path,
+        calls: &[DescribedCall],
+    ) -> Result<Option<ExplainedCalls>, ExitCode> {
+        let question = AdminCommand::Explain { calls: calls.to_vec() };
+        match socket_client::send_command(socket, &question) {
+            Ok(AdminAnswer::Explained(explained)) => Ok(Some(explained)),
+            Ok(answer) => not_refused(answer).and_then(|_| Err(unexpected_answer())),
+            Err(error) => {
+                let is_absent = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused);
+                if is_absent && self.socket.is_none() { Ok(None) } else { Err(no_process(socket, &error)) }
+            }
+        }
+    }
+}
+
+fn by_file(
+    checked: Result<CheckedPolicy, PolicyCheckError>,
+    calls: &[DescribedCall],
+) -> Result<JudgedCalls, ExitCode> {
+    let checked = checked.map_err(|error| unusable(&error))?;
+    let verdicts = checked.explain(calls).into_iter();
+    let verdicts = verdicts.map(|verdict| verdict.map_err(|unjudged| unjudged.to_string())).collect();
+    Ok(JudgedCalls { replicas_policy: None, verdicts })
 }
 
 impl ExplainArguments {
@@ -165,13 +248,18 @@ impl ExplainArguments {
         let Self { peer, method, key, range_end, prefix, etcd_user, listener, address, .. } = self;
         let call =
             DescribedCall { peer, etcd_user, listener, address, claims, method, key, range_end, prefix };
-        let checked = CheckedPolicy::read(&self.policy.config.sources(), self.policy.policy.as_deref());
-        match checked.and_then(|checked| checked.explain(&call)) {
-            Ok(explained) => {
+        let judged = match self.policy.judge(&[call]) {
+            Ok(judged) => judged,
+            Err(code) => return code,
+        };
+        let source = judged.source_line();
+        match judged.verdicts.into_iter().next() {
+            Some(Ok(explained)) => {
                 let code = if explained.is_allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-                finish(write!(io::stdout(), "{}", explained.text), code)
+                finish(write!(io::stdout(), "{source}{}", explained.text), code)
             }
-            Err(error) => unusable(&error),
+            Some(Err(reason)) => fail(&reason, ExitCode::from(UNUSABLE)),
+            None => unexpected_answer(),
         }
     }
 }

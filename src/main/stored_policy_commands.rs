@@ -98,12 +98,17 @@ impl StoredPolicyArguments {
         match self {
             Self::Apply { file, if_generation, comment, allow_unreachable, at } => {
                 with_document(&file, |text| {
-                    ask(at, PolicyCommand::Apply { text, if_generation, comment, allow_unreachable })
+                    let sudo_user = sudo_user();
+                    let apply =
+                        PolicyCommand::Apply { text, if_generation, comment, allow_unreachable, sudo_user };
+                    ask(at, apply)
                 })
             }
             Self::Diff { file, at } => with_document(&file, |text| ask(at, PolicyCommand::Diff { text })),
             Self::History { at } => ask(at, PolicyCommand::History {}),
-            Self::Rollback { generation, at } => ask(at, PolicyCommand::Rollback { generation }),
+            Self::Rollback { generation, at } => {
+                ask(at, PolicyCommand::Rollback { generation, sudo_user: sudo_user() })
+            }
             Self::Show { generation, at } => ask(at, PolicyCommand::Show { generation }),
         }
     }
@@ -115,7 +120,8 @@ impl GrantArguments {
         let Self { peer, role, duration, reason, at } = self;
         match config::duration(&duration) {
             Ok(duration) => {
-                ask(at, PolicyCommand::Grant { peer, role, seconds: whole_seconds(duration), reason })
+                let (seconds, sudo_user) = (whole_seconds(duration), sudo_user());
+                ask(at, PolicyCommand::Grant { peer, role, seconds, reason, sudo_user })
             }
             Err(malformed) => fail(&format!("--for {duration}: {malformed}"), ExitCode::from(UNUSABLE)),
         }
@@ -125,13 +131,19 @@ impl GrantArguments {
 impl UngrantArguments {
     /// Runs the command.
     pub(crate) fn run(self) -> ExitCode {
-        ask(self.at, PolicyCommand::Ungrant { peer: self.peer, role: self.role })
+        let Self { peer, role, at } = self;
+        ask(at, PolicyCommand::Ungrant { peer, role, sudo_user: sudo_user() })
     }
 }
 
 /// Runs `keyward grants`.
 pub(crate) fn list_grants(at: AdminSocketArgs) -> ExitCode {
     ask(at, PolicyCommand::Grants {})
+}
+
+/// The user who became root by sudo; `None` for a user who is not root.
+fn sudo_user() -> Option<String> {
+    rustix::process::geteuid().is_root().then(|| std::env::var("SUDO_USER").ok()).flatten()
 }
 
 /// The duration in seconds; a part of a second counts as none.

@@ -37,6 +37,11 @@ impl LivePermits {
         }
         self.now.replace(permits);
         self.changed.set(true);
+        self.wake();
+    }
+
+    /// Wakes the stream, for another change than that of the permissions.
+    pub fn wake(&self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }

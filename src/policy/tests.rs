@@ -111,6 +111,26 @@ fn what_no_grant_allows_is_denied() {
 }
 
 #[test]
+fn compaction_is_an_action_of_its_own_that_maintenance_contains() {
+    const COMPACT: &str = "/etcdserverpb.KV/Compact";
+    const DEFRAGMENT: &str = "/etcdserverpb.Maintenance/Defragment";
+    const STATUS: &str = "/etcdserverpb.Maintenance/Status";
+    let of = |grants: &str| {
+        let text = format!("[[role]]\nname = 'r'\n{grants}[[binding]]\neveryone = true\nroles = ['r']\n");
+        let permits = permits(&policy(&text), &peer("alice"));
+        [COMPACT, DEFRAGMENT, STATUS].map(|path| verdict(&permits, path, b"").is_ok())
+    };
+    let (compact, maintenance) =
+        ("[[role.allow]]\nactions = ['compact']\n", "[[role.allow]]\nactions = ['maintenance']\n");
+    assert_eq!(of(compact), [true, false, false]);
+    assert_eq!(of(maintenance), [true, true, true]);
+    assert_eq!(of("[[role.allow]]\nactions = ['maintenance_view']\n"), [false, false, true]);
+    let without = |action: &str| format!("{maintenance}[[role.deny]]\nactions = ['{action}']\n");
+    assert_eq!(of(&without("compact")), [false, true, true]);
+    assert_eq!(of(&(compact.to_owned() + &without("maintenance"))), [false, false, false]);
+}
+
+#[test]
 fn without_a_role_even_an_empty_transaction_is_denied() {
     let text = READER.replace("everyone = true", "peer = 'password:bob'");
     let policy = policy(&text);

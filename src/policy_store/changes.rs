@@ -17,6 +17,7 @@ use super::command::{PolicyAnswer, PolicyCommand, PolicyStoreError};
 use super::difference::difference;
 use super::generation::{GenerationHeader, read_document, sha256};
 use super::last_good::PointerReading;
+use super::limit_notes::limit_note;
 use super::prefix::{MOST_GRANTS, PrefixReading, StoredGrant, delete};
 use super::temporary_grant::{TemporaryGrant, key_of};
 use super::{LATE, PATIENCE, PolicyKeeper, PolicyOutlets, parse};
@@ -29,6 +30,8 @@ use crate::policy::unreachable_rules::{UnreachableRule, unreachable_bindings, un
 const LONGEST_GRANT: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Longest reason of a temporary grant, in bytes.
 const LONGEST_REASON: usize = 1024;
+/// Longest name of a user who became root by sudo, in bytes.
+const LONGEST_USER: usize = 256;
 /// Ended grants deleted in one transaction: etcd takes 128 operations (`--max-txn-ops`).
 const MOST_DELETED: usize = 64;
 
@@ -40,6 +43,22 @@ struct WantedGeneration<'t> {
     comment: String,
 }
 
+/// The operator of a change.
+struct Operator {
+    /// The user id of the process that gave the command.
+    uid: Option<u32>,
+    /// The user who became root by sudo, as root's process claims.
+    sudo_user: Option<String>,
+}
+
+impl Operator {
+    /// Takes a claim from root alone: root can be whom it wants, others could blame somebody.
+    fn new(uid: Option<u32>, claim: Option<&str>) -> Self {
+        let claim = claim.filter(|user| uid == Some(0) && !user.is_empty() && user.len() <= LONGEST_USER);
+        Self { uid, sudo_user: claim.map(str::to_owned) }
+    }
+}
+
 type Outcome = Result<PolicyAnswer, PolicyStoreError>;
 
 impl PolicyKeeper {
@@ -49,26 +68,31 @@ impl PolicyKeeper {
         uid: Option<u32>,
         outlets: &mut PolicyOutlets,
     ) -> Outcome {
+        let operator = Operator::new(uid, command.sudo_user());
         match command {
-            PolicyCommand::Apply { text, if_generation, comment, allow_unreachable } => {
+            PolicyCommand::Apply { text, if_generation, comment, allow_unreachable, .. } => {
                 let wanted = WantedGeneration { text: &text, if_generation, comment };
                 if !allow_unreachable {
                     self.check_reach(&text, outlets)?;
                 }
-                self.apply(wanted, uid, outlets).await
+                self.apply(wanted, operator, outlets).await
             }
-            PolicyCommand::Rollback { generation } => {
+            PolicyCommand::Rollback { generation, .. } => {
                 let (_, text) = self.stored_document(generation).await?;
                 let comment = format!("rollback to generation {generation}");
                 // A way back is never closed.
                 let wanted = WantedGeneration { text: &text, if_generation: None, comment };
-                self.apply(wanted, uid, outlets).await
+                self.apply(wanted, operator, outlets).await
             }
             PolicyCommand::Diff { text } => {
-                parse(&outlets.config.load(), &text).map_err(PolicyStoreError::Unchanged)?;
-                let in_force = self.good.generation().map(|good| Arc::clone(&good.text));
-                let lines = difference(in_force.as_deref().unwrap_or_default(), &text);
+                let config = outlets.config.load();
+                let document = parse(&config, &text).map_err(PolicyStoreError::Unchanged)?;
+                let in_force = self.good.generation();
+                let lines = difference(in_force.map_or("", |good| &good.text), &text);
                 let text = lines.iter().fold(String::new(), |text, line| text + line + "\n");
+                let note =
+                    limit_note(config.policy.limits_mode, in_force.map(|good| &good.document), &document);
+                let text = text + &note.unwrap_or_default();
                 Ok(PolicyAnswer { differs: !text.is_empty(), text, generation: None })
             }
             PolicyCommand::History {} => self.history().await,
@@ -80,10 +104,10 @@ impl PolicyKeeper {
                 Some(good) => Ok(answer(good.text.to_string())),
                 None => Err(unchanged("no generation is in force")),
             },
-            PolicyCommand::Grant { peer, role, seconds, reason } => {
-                self.grant(peer, role, seconds, reason, uid, outlets).await
+            PolicyCommand::Grant { peer, role, seconds, reason, .. } => {
+                self.grant(peer, role, seconds, reason, operator, outlets).await
             }
-            PolicyCommand::Ungrant { peer, role } => self.ungrant(&peer, &role, uid, outlets).await,
+            PolicyCommand::Ungrant { peer, role, .. } => self.ungrant(&peer, &role, operator, outlets).await,
             PolicyCommand::Grants {} => Ok(answer(self.listed_grants())),
         }
     }
@@ -106,14 +130,16 @@ impl PolicyKeeper {
     async fn apply(
         &mut self,
         wanted: WantedGeneration<'_>,
-        uid: Option<u32>,
+        operator: Operator,
         outlets: &mut PolicyOutlets,
     ) -> Outcome {
         let WantedGeneration { text, if_generation, comment } = wanted;
-        let unreachable = {
+        let (unreachable, limits) = {
             let config = outlets.config.load();
             let document = parse(&config, text).map_err(PolicyStoreError::Unchanged)?;
-            unreachable_bindings(&config, &document)
+            let before = self.good.generation().map(|good| &good.document);
+            let limits = limit_note(config.policy.limits_mode, before, &document);
+            (unreachable_bindings(&config, &document), limits)
         };
         let reading = self.read_now().await?;
         let current = match &reading.pointer {
@@ -132,7 +158,15 @@ impl PolicyKeeper {
         let number = before.checked_add(1).filter(|number| *number < u64::MAX);
         let number = number.ok_or_else(|| unchanged("the numbers of generations have reached their end"))?;
         let applied_at = seconds_of(SystemTime::now());
-        let header = GenerationHeader { generation: number, sha256: sha256(text), comment, applied_at, uid };
+        let Operator { uid, sudo_user } = operator;
+        let header = GenerationHeader {
+            generation: number,
+            sha256: sha256(text),
+            comment,
+            applied_at,
+            uid,
+            sudo_user,
+        };
         let value = header.value(text).map_err(unchanged)?;
         let mut operations = vec![
             put(self.prefix.key_of(number), value),
@@ -143,7 +177,12 @@ impl PolicyKeeper {
         if !self.write(vec![self.prefix.has_pointer_of(&reading)], operations).await? {
             return Err(unchanged("another generation was applied at the same time"));
         }
-        tracing::info!(generation = number, uid, "a policy was applied");
+        tracing::info!(
+            generation = number,
+            uid,
+            sudo_user = header.sudo_user.as_ref().map(|user| tracing::field::display(user.escape_debug())),
+            "a policy was applied"
+        );
         self.poll(outlets).await;
         let text = if self.good.number() >= number && self.good.fault().is_none() {
             format!("generation {number} is in force on this replica now, on all others within 1 s\n")
@@ -152,6 +191,7 @@ impl PolicyKeeper {
                 "generation {number} is stored, and not in force on this replica yet: see `keyward doctor`\n"
             )
         };
+        let text = text + &limits.unwrap_or_default();
         let text = unreachable.iter().fold(text, |text, rule| format!("{text}warning: {rule}\n"));
         Ok(PolicyAnswer { generation: Some(number), ..answer(text) })
     }
@@ -161,7 +201,7 @@ impl PolicyKeeper {
         let mut text = String::from("GENERATION  APPLIED               UID     SHA-256           COMMENT\n");
         for header in headers {
             let mark = if header.generation == self.good.number() { "*" } else { " " };
-            let (at, uid) = (moment(header.applied_at), shown(header.uid));
+            let (at, uid) = (moment(header.applied_at), shown(header.uid, header.sudo_user.as_deref()));
             let (sha256, comment) = (short(&header.sha256), header.comment.escape_debug());
             let number = header.generation;
             // Memory takes every write.
@@ -177,7 +217,7 @@ impl PolicyKeeper {
         role: String,
         seconds: u64,
         reason: String,
-        uid: Option<u32>,
+        operator: Operator,
         outlets: &mut PolicyOutlets,
     ) -> Outcome {
         let config = outlets.config.load_full();
@@ -198,7 +238,8 @@ impl PolicyKeeper {
         let given_at = seconds_of(SystemTime::now());
         // Rounded up, so that no grant is shorter than asked for.
         let until = given_at.saturating_add(seconds).saturating_add(1);
-        let grant = TemporaryGrant { peer, role, reason, uid, given_at, until };
+        let Operator { uid, sudo_user } = operator;
+        let grant = TemporaryGrant { peer, role, reason, uid, sudo_user, given_at, until };
         let key = self.prefix.grant_key(&grant.key());
         let known = reading.grants.iter().find(|stored| stored.key == key);
         let unreadable = reading.unreadable.contains(&key);
@@ -217,6 +258,7 @@ impl PolicyKeeper {
         tracing::info!(
             peer = %grant.peer.escape_debug(), role = %grant.role.escape_debug(),
             reason = %grant.reason.escape_debug(), until = moment(grant.until), uid,
+            sudo_user = grant.sudo_user.as_ref().map(|user| tracing::field::display(user.escape_debug())),
             "a role was given for a while"
         );
         self.poll(outlets).await;
@@ -230,7 +272,7 @@ impl PolicyKeeper {
         &mut self,
         peer: &str,
         role: &str,
-        uid: Option<u32>,
+        operator: Operator,
         outlets: &mut PolicyOutlets,
     ) -> Outcome {
         let reading = self.read_now().await?;
@@ -242,7 +284,12 @@ impl PolicyKeeper {
             return Err(unchanged("the grant was changed at the same time"));
         }
         let (peer, role) = (peer.escape_debug(), role.escape_debug());
-        tracing::info!(%peer, %role, uid, "a role given for a while was taken back");
+        let Operator { uid, sudo_user } = operator;
+        tracing::info!(
+            %peer, %role, uid,
+            sudo_user = sudo_user.as_ref().map(|user| tracing::field::display(user.escape_debug())),
+            "a role given for a while was taken back"
+        );
         self.poll(outlets).await;
         Ok(answer(self.in_force_or_not("the grant is taken back")))
     }
@@ -260,7 +307,7 @@ impl PolicyKeeper {
         let mut text = String::from("UNTIL                 UID     PEER, ROLE, REASON\n");
         let now = SystemTime::now();
         for grant in self.grants.iter().filter(|grant| !grant.has_ended(now)) {
-            let (until, uid) = (moment(grant.until), shown(grant.uid));
+            let (until, uid) = (moment(grant.until), shown(grant.uid, grant.sudo_user.as_deref()));
             let (peer, role) = (grant.peer.escape_debug(), grant.role.escape_debug());
             let knows = |good: &super::GoodGeneration| {
                 good.document.roles.iter().any(|known| *known.name == *grant.role)
@@ -341,8 +388,13 @@ fn moment(seconds: u64) -> String {
     moment.and_then(|moment| moment.format(&Rfc3339).ok()).unwrap_or_else(|| seconds.to_string())
 }
 
-fn shown(uid: Option<u32>) -> String {
-    uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string())
+/// The operator, for a reader: `0`, or `0 (sudo alice)`.
+fn shown(uid: Option<u32>, sudo_user: Option<&str>) -> String {
+    let uid = uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string());
+    match sudo_user {
+        None => uid,
+        Some(user) => format!("{uid} (sudo {})", user.escape_debug()),
+    }
 }
 
 fn short(sha256: &str) -> &str {

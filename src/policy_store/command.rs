@@ -19,6 +19,9 @@ pub enum PolicyCommand {
         /// True to store also a document with rules that apply to no caller of this replica.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         allow_unreachable: bool,
+        /// The user who became root by sudo, as the sender claims; only a sender with user id 0 is heard.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sudo_user: Option<String>,
     },
     /// Compare the generation in force with a document.
     Diff {
@@ -31,6 +34,9 @@ pub enum PolicyCommand {
     Rollback {
         /// The earlier generation.
         generation: u64,
+        /// The user who became root by sudo, as the sender claims; only a sender with user id 0 is heard.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sudo_user: Option<String>,
     },
     /// Print the document of a generation.
     Show {
@@ -47,6 +53,9 @@ pub enum PolicyCommand {
         seconds: u64,
         /// The operator's reason.
         reason: String,
+        /// The user who became root by sudo, as the sender claims; only a sender with user id 0 is heard.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sudo_user: Option<String>,
     },
     /// Take a temporary grant back.
     Ungrant {
@@ -54,24 +63,39 @@ pub enum PolicyCommand {
         peer: String,
         /// The name of the role.
         role: String,
+        /// The user who became root by sudo, as the sender claims; only a sender with user id 0 is heard.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sudo_user: Option<String>,
     },
     /// List the temporary grants in force.
     Grants {},
 }
 
 impl PolicyCommand {
+    /// The user who became root by sudo, as the sender claims.
+    #[must_use]
+    pub fn sudo_user(&self) -> Option<&str> {
+        match self {
+            Self::Apply { sudo_user, .. }
+            | Self::Rollback { sudo_user, .. }
+            | Self::Grant { sudo_user, .. }
+            | Self::Ungrant { sudo_user, .. } => sudo_user.as_deref(),
+            Self::Diff { .. } | Self::History {} | Self::Show { .. } | Self::Grants {} => None,
+        }
+    }
+
     /// The command's name, target and reason for the audit log; `None` for a command that changes nothing.
     #[must_use]
     pub fn audited(&self) -> Option<(&'static str, Option<String>, Option<String>)> {
         Some(match self {
             Self::Apply { comment, .. } => ("policy_apply", None, Some(comment.clone())),
-            Self::Rollback { generation } => {
+            Self::Rollback { generation, .. } => {
                 ("policy_rollback", None, Some(format!("rollback to generation {generation}")))
             }
-            Self::Grant { peer, role, reason, seconds } => {
+            Self::Grant { peer, role, reason, seconds, .. } => {
                 ("grant", Some(format!("{role} for {seconds} s to {peer}")), Some(reason.clone()))
             }
-            Self::Ungrant { peer, role } => ("ungrant", Some(format!("{role} of {peer}")), None),
+            Self::Ungrant { peer, role, .. } => ("ungrant", Some(format!("{role} of {peer}")), None),
             Self::Diff { .. } | Self::History {} | Self::Show { .. } | Self::Grants {} => return None,
         })
     }

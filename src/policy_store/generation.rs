@@ -47,6 +47,9 @@ pub(super) struct GenerationHeader {
     pub(super) applied_at: u64,
     /// The operator's user id on the machine of the replica.
     pub(super) uid: Option<u32>,
+    /// The user who became root by sudo, as root's process claims.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) sudo_user: Option<String>,
 }
 
 /// Reasons for refusing to store a document.
@@ -150,7 +153,14 @@ mod tests {
 
     pub(super) fn header(number: u64, text: &str) -> GenerationHeader {
         let comment = "a \"comment\"\nof two lines".to_owned();
-        GenerationHeader { generation: number, sha256: sha256(text), comment, applied_at: 7, uid: Some(0) }
+        GenerationHeader {
+            generation: number,
+            sha256: sha256(text),
+            comment,
+            applied_at: 7,
+            uid: Some(0),
+            sudo_user: None,
+        }
     }
 
     #[test]

@@ -209,6 +209,7 @@ mod tests {
             comment: String::new(),
             applied_at: 0,
             uid: None,
+            sudo_user: None,
         }
     }
 

@@ -78,6 +78,7 @@ mod tests {
                 comment: "two\nlines".into(),
                 applied_at: 7,
                 uid: None,
+                sudo_user: None,
             },
             grants: Vec::new(),
             text: text.into(),

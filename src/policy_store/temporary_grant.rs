@@ -26,6 +26,9 @@ pub(super) struct TemporaryGrant {
     pub(super) reason: String,
     /// The operator's user id on the machine of the replica.
     pub(super) uid: Option<u32>,
+    /// The user who became root by sudo, as root's process claims.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) sudo_user: Option<String>,
     /// The time of the change, in seconds of the Unix epoch.
     pub(super) given_at: u64,
     /// The end, in seconds of the Unix epoch.
@@ -95,6 +98,7 @@ mod tests {
             role: "b".into(),
             reason: "incident 7".into(),
             uid: Some(0),
+            sudo_user: None,
             given_at: 1,
             until: 1_000,
         }

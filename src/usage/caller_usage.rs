@@ -1,12 +1,10 @@
 //! The limits of one caller: its own, those of its roles, and that of its listener.
 //!
-//! Owns: counting a call in every scope, and the consequence of an exceeded limit by the mode. Must not know:
-//! how a call is refused. Invariants: what is counted is released when its guard is dropped; a refused call
-//! counts nowhere as under way; under "shadow" nothing is refused.
+//! Owns: counting in every scope, and the consequence of an exceeded limit by the mode. Must not know: the
+//! guards of what counts (`call_usage`, `live_usage`), how a call is refused. Invariant: under "shadow"
+//! nothing is refused.
 
-use std::cell::Cell;
 use std::num::NonZeroU32;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +12,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::exceeded::{Exceeded, LimitKind, LimitScope, RefusalCounters};
-use super::limiter::{CallUrgency, Limiter};
+use super::limiter::Limiter;
 use crate::config::PolicyMode;
 use crate::config::usage_limits::{OnExceed, Priority};
 
@@ -55,44 +53,48 @@ pub struct AnswerCap {
 }
 
 impl CallerUsage {
-    /// Counts a call of an admitted caller: by rate, and as under way until the returned value is dropped.
+    /// Counts a watch, until its release. A refused watch is not counted.
     ///
     /// # Errors
     /// A limit is exceeded and enforced.
-    pub fn begin_call(
-        self: &Rc<Self>,
-        urgency: CallUrgency,
-        length: CallLength,
-    ) -> Result<CallUsage, Exceeded> {
-        // Dropped, and so released, if a later limit refuses the call.
-        let call = CallUsage { usage: Rc::clone(self), length, has_lease: Cell::new(false) };
-        if length == CallLength::Counted {
-            let begun = self.first_excess(true, |limiter| limiter.begin_call());
-            self.consequence(begun)?;
-        }
-        let taken = self.first_excess(false, |limiter| limiter.take_call(urgency));
-        self.consequence(taken)?;
-        Ok(call)
-    }
-
-    /// Counts a watch, until [`CallerUsage::end_watches`]. A refused watch is not counted.
-    ///
-    /// # Errors
-    /// A limit is exceeded and enforced.
-    pub fn begin_watch(&self) -> Result<(), Exceeded> {
+    pub(super) fn begin_watch(&self) -> Result<(), Exceeded> {
         let begun = self.first_excess(true, Limiter::begin_watch);
-        self.consequence(begun).inspect_err(|_| self.end_watches(1))
+        self.consequence(begun).inspect_err(|_| self.release(None, 0, 1))
     }
 
-    /// Some watches have ended.
-    pub fn end_watches(&self, ended: u32) {
-        self.scopes.iter().for_each(|limiter| limiter.end_watches(ended));
+    /// True if both have the same scopes with the same consequences.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.scopes.len() == other.scopes.len()
+            && self.scopes.iter().zip(&other.scopes).all(|(one, other)| Arc::ptr_eq(one, other))
+            && (self.mode, self.priority, self.range_cap, self.answer_cap)
+                == (other.mode, other.priority, other.range_cap, other.answer_cap)
     }
 
-    /// A lease was renewed, or is gone with a time to live of 0.
+    /// Counts calls and watches that have begun, past any limit, in the scopes that `before` does not have.
+    pub(super) fn adopt(&self, before: Option<&Self>, calls: u32, watches: u32) {
+        self.beside(before).for_each(|limiter| limiter.adopt(calls, watches));
+    }
+
+    /// Releases calls and watches in the scopes that `after` does not have.
+    pub(super) fn release(&self, after: Option<&Self>, calls: u32, watches: u32) {
+        self.beside(after).for_each(|limiter| limiter.release(calls, watches));
+    }
+
+    /// The scopes that are not those of `other`.
+    fn beside<'a>(&'a self, other: Option<&'a Self>) -> impl Iterator<Item = &'a Arc<Limiter>> {
+        let is_shared = move |limiter: &Arc<Limiter>| {
+            other.is_some_and(|other| other.scopes.iter().any(|theirs| Arc::ptr_eq(theirs, limiter)))
+        };
+        self.scopes.iter().filter(move |limiter| !is_shared(limiter))
+    }
+
+    /// A lease was renewed, or is gone with a time to live of 0. A lease that was not known counts from now
+    /// on: it was granted elsewhere, or before leases counted.
     pub fn note_renewal(&self, lease: i64, ttl: i64) {
         let now = Instant::now();
-        self.counted_leases().for_each(|limiter| limiter.leases().renew(lease, ttl, now));
+        for limiter in self.counted_leases() {
+            limiter.leases().renew(lease, ttl, limiter.lease_limit().unwrap_or_default(), now);
+        }
     }
 
     /// A lease was revoked.
@@ -180,13 +182,13 @@ impl CallerUsage {
         self.scopes.iter().find_map(|limiter| wait(limiter))
     }
 
-    fn counted_leases(&self) -> impl Iterator<Item = &Limiter> {
+    pub(super) fn counted_leases(&self) -> impl Iterator<Item = &Limiter> {
         self.scopes.iter().map(|limiter| &**limiter).filter(|limiter| limiter.lease_limit().is_some())
     }
 
     /// Takes a step in the scopes up to the first exceeded limit, or in all scopes if `counts` is true:
     /// counts are released in all scopes, too.
-    fn first_excess(
+    pub(super) fn first_excess(
         &self,
         counts: bool,
         step: impl Fn(&Limiter) -> Result<(), LimitKind>,
@@ -202,7 +204,7 @@ impl CallerUsage {
         first
     }
 
-    fn consequence(&self, step: Result<(), Exceeded>) -> Result<(), Exceeded> {
+    pub(super) fn consequence(&self, step: Result<(), Exceeded>) -> Result<(), Exceeded> {
         let Err(exceeded) = step else { return Ok(()) };
         if self.is_shadow() {
             self.counters.count_shadow(exceeded);
@@ -217,106 +219,5 @@ impl Drop for CallerUsage {
     fn drop(&mut self) {
         let now = Instant::now();
         self.scopes.iter().for_each(|limiter| limiter.note_release(now));
-    }
-}
-
-/// Whether a call counts as under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallLength {
-    /// The call counts until its end.
-    Counted,
-    /// A stream of days, whose watches or renewals count instead.
-    Uncounted,
-}
-
-/// A counted call.
-pub struct CallUsage {
-    usage: Rc<CallerUsage>,
-    length: CallLength,
-    /// The call is a LeaseGrant, counted as one.
-    has_lease: Cell<bool>,
-}
-
-impl CallUsage {
-    /// The caller's limits.
-    #[must_use]
-    pub fn caller(&self) -> &Rc<CallerUsage> {
-        &self.usage
-    }
-
-    /// Counts the call as a LeaseGrant, until its end.
-    ///
-    /// # Errors
-    /// A limit is exceeded and enforced.
-    pub fn reserve_lease(&self) -> Result<(), Exceeded> {
-        let now = Instant::now();
-        self.has_lease.set(true);
-        let reserved = self.usage.first_excess(true, |limiter| limiter.reserve_lease(now));
-        self.usage.consequence(reserved)
-    }
-
-    /// The LeaseGrant has succeeded: the lease counts for its time to live, in seconds.
-    pub fn note_grant(&self, lease: i64, ttl: i64) {
-        let now = Instant::now();
-        for limiter in self.usage.counted_leases() {
-            limiter.leases().grant(lease, ttl, limiter.lease_limit().unwrap_or_default(), now);
-        }
-    }
-}
-
-impl Drop for CallUsage {
-    fn drop(&mut self) {
-        if self.has_lease.get() {
-            self.usage.scopes.iter().for_each(|limiter| limiter.leases().end_reservation());
-        }
-        if self.length == CallLength::Counted {
-            self.usage.scopes.iter().for_each(|limiter| limiter.end_call());
-        }
-    }
-}
-
-/// The watches of one stream, counted for its caller.
-pub struct WatchUsage {
-    usage: Rc<CallerUsage>,
-    counted: Cell<u32>,
-}
-
-impl WatchUsage {
-    /// A stream without watches.
-    #[must_use]
-    pub fn new(usage: Rc<CallerUsage>) -> Self {
-        Self { usage, counted: Cell::new(0) }
-    }
-
-    /// The caller's limits.
-    #[must_use]
-    pub fn caller(&self) -> &CallerUsage {
-        &self.usage
-    }
-
-    /// Counts a further watch.
-    ///
-    /// # Errors
-    /// A limit is exceeded and enforced.
-    pub fn begin(&self) -> Result<(), Exceeded> {
-        self.usage.begin_watch()?;
-        self.counted.set(self.counted.get() + 1);
-        Ok(())
-    }
-
-    /// Releases the watches beyond the first `live`.
-    pub fn keep(&self, live: usize) {
-        let live = u32::try_from(live).unwrap_or(u32::MAX);
-        let ended = self.counted.get().saturating_sub(live);
-        if ended > 0 {
-            self.usage.end_watches(ended);
-            self.counted.set(live);
-        }
-    }
-}
-
-impl Drop for WatchUsage {
-    fn drop(&mut self) {
-        self.keep(0);
     }
 }

@@ -1,9 +1,11 @@
-//! The leases of a peer, as far as this replica can know: granted here, and neither revoked nor expired.
+//! The leases of a peer, as far as this replica can know: granted or renewed here, and neither revoked nor
+//! expired.
 //!
 //! Owns: the ends of leases. Must not know: who granted a lease. Invariants: etcd never ends a lease before
 //! its time to live is over, so a lease counts no longer than it lives, unless it is revoked elsewhere; a
-//! lease renewed through another replica only stops counting early. At most `limit` leases are kept, and of
-//! those that are over no more than of those that live, or [`FEW`].
+//! lease renewed through another replica only stops counting early. At most `limit` granted leases are kept,
+//! with those of renewals twice as many, and of those that are over no more than of those that live, or
+//! [`FEW`].
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -51,13 +53,14 @@ impl LeaseLedger {
         }
     }
 
-    /// Prolongs a known lease; a time to live of 0 is etcd's word for a lease that is gone.
-    pub(super) fn renew(&mut self, lease: i64, ttl: i64, now: Instant) {
-        if let Some(known) = self.ends.get_mut(&lease) {
-            match end(ttl, now) {
-                Some(end) => *known = end,
-                None => self.forget(lease),
-            }
+    /// Prolongs a lease, or counts one that was granted elsewhere or before leases counted; a time to live of
+    /// 0 is etcd's word for a lease that is gone. A peer may have more leases than a limit that came later;
+    /// past twice the limit a lease is not kept.
+    pub(super) fn renew(&mut self, lease: i64, ttl: i64, limit: usize, now: Instant) {
+        match (self.ends.get_mut(&lease), end(ttl, now)) {
+            (Some(known), Some(end)) => *known = end,
+            (_, None) => self.forget(lease),
+            (None, Some(_)) => self.grant(lease, ttl, limit.saturating_mul(2), now),
         }
     }
 
@@ -105,8 +108,7 @@ mod tests {
         }
         assert!(!ledger.reserve(2, now));
         ledger.end_reservation();
-        ledger.renew(1, 10, later(9));
-        ledger.renew(3, 10, later(9));
+        ledger.renew(1, 10, 2, later(9));
         assert!(ledger.reserve(2, later(11)), "the second lease is over");
         assert!(!ledger.reserve(2, later(11)), "a grant is under way, and the first lease was renewed");
         ledger.end_reservation();
@@ -114,10 +116,24 @@ mod tests {
         ledger.forget(1);
         assert_eq!(ledger.ends.len(), 0);
         ledger.grant(7, 10, 2, now);
-        ledger.renew(7, 0, now);
+        ledger.renew(7, 0, 2, now);
         assert_eq!(ledger.ends.len(), 0, "etcd says that the lease is gone");
         ledger.grant(8, i64::MAX, 2, now);
         assert!(ledger.ends.len() <= 1, "no panic");
+    }
+
+    #[test]
+    fn leases_granted_before_the_limit_count_from_their_renewal() {
+        let (mut ledger, now, limit) = (LeaseLedger::default(), Instant::now(), 3);
+        for lease in 1..=9 {
+            ledger.renew(lease, 10, limit, now);
+        }
+        assert_eq!(ledger.count(now), 6, "bounded");
+        ledger.forget(1);
+        ledger.forget(2);
+        assert!(!ledger.reserve(limit, now), "four of five are left, above the limit");
+        ledger.end_reservation();
+        assert!(ledger.reserve(limit, now + Duration::from_secs(11)), "nobody renews them");
     }
 
     #[test]

@@ -102,14 +102,21 @@ impl Limiter {
         }
     }
 
-    /// Counts a call under way. The call counts until [`Limiter::end_call`], even past the limit.
+    /// Counts a call under way. The call counts until [`Limiter::release`], even past the limit.
     pub(super) fn begin_call(&self) -> Result<(), LimitKind> {
         count(&self.calls_in_flight, 1, self.rates.load().limits.calls_in_flight, LimitKind::CallsInFlight)
     }
 
-    /// A call has ended.
-    pub(super) fn end_call(&self) {
-        self.calls_in_flight.fetch_sub(1, Ordering::Relaxed);
+    /// Counts calls and watches that have begun, even past the limit.
+    pub(super) fn adopt(&self, calls: u32, watches: u32) {
+        self.calls_in_flight.fetch_add(calls, Ordering::Relaxed);
+        self.watches.fetch_add(watches, Ordering::Relaxed);
+    }
+
+    /// Some calls and watches have ended.
+    pub(super) fn release(&self, calls: u32, watches: u32) {
+        self.calls_in_flight.fetch_sub(calls, Ordering::Relaxed);
+        self.watches.fetch_sub(watches, Ordering::Relaxed);
     }
 
     /// Takes the token of a call, unless bytes are owed.
@@ -165,11 +172,6 @@ impl Limiter {
     /// Counts a watch, even past the limit.
     pub(super) fn begin_watch(&self) -> Result<(), LimitKind> {
         count(&self.watches, 1, self.rates.load().limits.watches, LimitKind::Watches)
-    }
-
-    /// Some watches have ended.
-    pub(super) fn end_watches(&self, ended: u32) {
-        self.watches.fetch_sub(ended, Ordering::Relaxed);
     }
 
     /// Counts a grant under way, even past the limit, until [`LeaseLedger::end_reservation`].

@@ -243,7 +243,7 @@ mod tests {
     use super::*;
     use crate::config::usage_limits::{CallRate, Priority};
     use crate::telemetry::metrics::Metrics;
-    use crate::usage::caller_usage::CallLength;
+    use crate::usage::call_usage::{CallLength, CallUsage};
     use crate::usage::exceeded::{Exceeded, LimitKind};
     use crate::usage::limiter::CallUrgency;
 
@@ -279,7 +279,7 @@ mod tests {
     }
 
     fn call(usage: &Rc<CallerUsage>) -> Result<(), Exceeded> {
-        usage.begin_call(CallUrgency::Ordinary, CallLength::Counted).map(drop)
+        CallUsage::begin(usage, CallUrgency::Ordinary, CallLength::Counted).map(drop)
     }
 
     #[tokio::test(start_paused = true)]
@@ -341,7 +341,7 @@ mod tests {
             call(&after).expect("a full bucket of the new size");
         }
         assert!(call(&usage).is_err());
-        usage.end_watches(3);
+        usage.release(None, 0, 3);
         after.begin_watch().expect("room");
     }
 
@@ -405,7 +405,7 @@ mod tests {
         let usage = register
             .usage_of(&settings, &settings.document, &peer("a"), LimitingRoles::default(), "l")
             .expect("limits");
-        let begin = || usage.begin_call(CallUrgency::Ordinary, CallLength::Counted);
+        let begin = || CallUsage::begin(&usage, CallUrgency::Ordinary, CallLength::Counted);
         let under_way = begin().expect("the first");
         assert!(begin().is_err() && begin().is_err());
         drop(under_way);
@@ -416,7 +416,8 @@ mod tests {
         let usage = register
             .usage_of(&settings, &settings.document, &peer("a"), LimitingRoles::default(), "l")
             .expect("limits");
-        let begin = || usage.begin_call(CallUrgency::Ordinary, CallLength::Counted).expect("a LeaseGrant");
+        let begin =
+            || CallUsage::begin(&usage, CallUrgency::Ordinary, CallLength::Counted).expect("a LeaseGrant");
         assert!(begin().reserve_lease().is_err(), "a grant is under way");
         call.note_grant(7, 5);
         drop(call);
@@ -434,7 +435,7 @@ mod tests {
         let usage = register
             .usage_of(&settings, &settings.document, &peer("a"), LimitingRoles::default(), "l")
             .expect("limits");
-        let begin = |urgency| usage.begin_call(urgency, CallLength::Counted).is_ok();
+        let begin = |urgency| CallUsage::begin(&usage, urgency, CallLength::Counted).is_ok();
         assert!(begin(CallUrgency::Ordinary) && begin(CallUrgency::Ordinary));
         assert!(!begin(CallUrgency::Ordinary));
         assert!(begin(CallUrgency::Last) && begin(CallUrgency::Last));

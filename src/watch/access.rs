@@ -36,18 +36,16 @@ impl WatchAccess {
         Self { permits, denials, method: lookup(PATH), observer }
     }
 
-    /// True if the policy permits the request message `message`. A message that is no WatchRequest is left to
-    /// the hub.
-    #[must_use]
-    pub fn permits(&self, message: &[u8]) -> bool {
-        let Some(method) = self.method else { return false };
+    /// Decides on the request message `message`. A message that is no WatchRequest is left to the hub.
+    ///
+    /// # Errors
+    /// The policy refuses the request: the rule.
+    pub fn permit(&self, message: &[u8]) -> Result<(), String> {
+        let Some(method) = self.method else { return Err(String::new()) };
         let permits = self.permits.now();
-        match permits.decide(method, message) {
-            Decision::Denied(denial) => {
-                self.denials.count(&permits, denial, method, DeniedPart::Message(message)).is_ok()
-            }
-            Decision::Allowed(_) | Decision::NeedsLeaseKeys(..) => true,
-        }
+        let Decision::Denied(denial) = permits.decide(method, message) else { return Ok(()) };
+        let counted = self.denials.count(&permits, denial, method, DeniedPart::Message(message));
+        counted.map(drop).map_err(|_| permits.denying_rule(denial))
     }
 
     /// True if the policy permits a watch that has begun, given as its WatchCreateRequest.

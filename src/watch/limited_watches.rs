@@ -10,8 +10,9 @@ use std::rc::Rc;
 use tokio::time::Instant;
 
 use crate::rpc::scan::WireFields;
-use crate::usage::caller_usage::{CallerUsage, WatchUsage};
+use crate::usage::call_usage::WatchUsage;
 use crate::usage::exceeded::Exceeded;
+use crate::usage::live_usage::LiveUsage;
 use crate::usage::refusal_pace::RefusalPace;
 
 /// The watches of a stream, and its pauses.
@@ -41,7 +42,7 @@ impl WatchPauses {
 impl LimitedWatches {
     /// A stream without watches, of a caller with these limits.
     #[must_use]
-    pub fn new(usage: Rc<CallerUsage>) -> Self {
+    pub fn new(usage: Rc<LiveUsage>) -> Self {
         Self {
             watches: WatchUsage::new(usage),
             refusals: RefusalPace::default(),
@@ -57,7 +58,8 @@ impl LimitedWatches {
         if self.next_request.is_none() && self.owes_token {
             self.take_token(now);
         }
-        let events = self.watches.caller().reply_pause().and_then(|pause| now.checked_add(pause));
+        let caller = self.watches.caller();
+        let events = caller.and_then(|caller| caller.reply_pause()).and_then(|pause| now.checked_add(pause));
         WatchPauses { requests: self.next_request, events }
     }
 
@@ -66,8 +68,9 @@ impl LimitedWatches {
     /// # Errors
     /// A further watch exceeds a limit.
     pub fn take(&mut self, message: &[u8]) -> Result<(), Exceeded> {
-        let caller = self.watches.caller();
-        caller.charge_request(message.len());
+        if let Some(caller) = self.watches.caller() {
+            caller.charge_request(message.len());
+        }
         let now = Instant::now();
         self.take_token(now);
         let taken = if is_create(message) { self.watches.begin() } else { Ok(()) };
@@ -79,9 +82,14 @@ impl LimitedWatches {
     }
 
     fn take_token(&mut self, now: Instant) {
-        let wait = self.watches.caller().request_pause();
+        let wait = self.watches.caller().and_then(|caller| caller.request_pause());
         self.owes_token = wait.is_some();
         self.next_request = wait.and_then(|wait| now.checked_add(wait));
+    }
+
+    /// Counts the `live` watches that have begun before the stream had limits.
+    pub fn adopt(&self, live: usize) {
+        self.watches.adopt(live);
     }
 
     /// Releases the watches beyond the first `live`.

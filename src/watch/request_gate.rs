@@ -3,9 +3,13 @@
 //! Owns: the order of the decisions, and telling the observer. Must not know: the hub's state. Invariant: the
 //! observer does not see a watch past a limit, which never begins.
 
+use std::rc::Rc;
+use std::task::Context;
+
 use bytes::Bytes;
 
 use crate::refusal::Refusal;
+use crate::usage::live_usage::LiveUsage;
 use crate::watch::access::WatchAccess;
 use crate::watch::hub::HubInput;
 use crate::watch::limited_watches::{LimitedWatches, WatchPauses};
@@ -13,15 +17,26 @@ use crate::watch::limited_watches::{LimitedWatches, WatchPauses};
 /// Sees each request message of a client's Watch stream.
 pub type WatchRequestObserver = Box<dyn Fn(&[u8])>;
 
-/// Hears of each watch refused on a stream that goes on.
-pub type RefusedWatchObserver = Box<dyn Fn(&Refusal)>;
+/// Hears of each watch refused on a stream that goes on, with the rule or the limit.
+pub type RefusedWatchObserver = Box<dyn Fn(&Refusal, &str)>;
+
+/// A change of the rules for a stream's caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleChange {
+    /// Another policy: every watch is decided again.
+    Permissions,
+    /// Other limits on usage.
+    Limits,
+}
 
 /// Decides on the requests of a stream.
 pub struct WatchRequestGate {
     /// The decision on each watch; `None` permits every watch.
     pub access: Option<WatchAccess>,
-    /// The caller's limits; `None` without any limit.
+    /// The watches of a caller with limits; `None` without any limit.
     pub usage: Option<Box<LimitedWatches>>,
+    /// The caller's limits of now; `None` for a caller that no limit can count.
+    pub limits: Option<Rc<LiveUsage>>,
     /// The observer of the client's requests, if any.
     pub observer: Option<WatchRequestObserver>,
     /// The observer of refused watches.
@@ -31,22 +46,58 @@ pub struct WatchRequestGate {
 impl WatchRequestGate {
     /// The hub's input for a request of the client.
     pub fn input(&mut self, message: Bytes) -> HubInput {
-        let is_permitted = self.access.as_ref().is_none_or(|access| access.permits(&message));
-        if is_permitted && self.usage.as_mut().is_some_and(|usage| usage.take(&message).is_err()) {
-            return self.denied(message, Refusal::TOO_MANY_REQUESTS);
+        let permitted = self.access.as_ref().map_or(Ok(()), |access| access.permit(&message));
+        let taken = match &mut self.usage {
+            Some(usage) if permitted.is_ok() => usage.take(&message),
+            _ => Ok(()),
+        };
+        if let Err(exceeded) = taken {
+            return self.denied(message, Refusal::TOO_MANY_REQUESTS, &exceeded.to_string());
         }
         if let Some(observer) = &self.observer {
             observer(&message);
         }
-        if is_permitted {
-            HubInput::Client(message)
-        } else {
-            self.denied(message, Refusal::PERMISSION_DENIED)
+        match permitted {
+            Ok(()) => HubInput::Client(message),
+            Err(rule) => self.denied(message, Refusal::PERMISSION_DENIED, &rule),
         }
     }
 
-    fn denied(&self, message: Bytes, refusal: Refusal) -> HubInput {
-        (self.refused)(&refusal);
+    /// A change of the caller's rules, once. The task of `cx` is woken at the next change.
+    #[must_use]
+    pub fn take_change(&self, cx: &Context<'_>) -> Option<RuleChange> {
+        if self.access.as_ref().is_some_and(|access| access.take_change(cx)) {
+            return Some(RuleChange::Permissions);
+        }
+        let limits = self.limits.as_ref()?;
+        limits.take_change().then_some(RuleChange::Limits)
+    }
+
+    /// Begins or ends counting the stream's `live` watches, as the caller's limits of now want it. Returns
+    /// true if the watches count.
+    pub fn follow_limits(&mut self, live: usize) -> bool {
+        let limits = self.limits.as_ref().filter(|limits| limits.now().is_some());
+        match (&self.usage, limits) {
+            (None, Some(limits)) => {
+                let watches = LimitedWatches::new(Rc::clone(limits));
+                watches.adopt(live);
+                self.usage = Some(Box::new(watches));
+            }
+            (Some(_), None) => self.usage = None,
+            (None, None) | (Some(_), Some(_)) => {}
+        }
+        self.usage.is_some()
+    }
+
+    /// Releases the watches beyond the first `live`.
+    pub fn keep_watches(&self, live: usize) {
+        if let Some(usage) = &self.usage {
+            usage.keep(live);
+        }
+    }
+
+    fn denied(&self, message: Bytes, refusal: Refusal, rule: &str) -> HubInput {
+        (self.refused)(&refusal, rule);
         HubInput::DeniedClient(message, refusal)
     }
 

@@ -44,7 +44,7 @@ use crate::watch::hub::{
     WatchStreamReport,
 };
 use crate::watch::limited_watches::WatchPauses;
-use crate::watch::request_gate::WatchRequestGate;
+use crate::watch::request_gate::{RuleChange, WatchRequestGate};
 use crate::watch::stream_state::{UpstreamStreamEvent, UpstreamStreamState};
 use crate::watch::upstream_stream::{SourceOpenFailure, WatchRoute};
 use crate::watch::watch_messages::progress_message;
@@ -127,7 +127,7 @@ struct GatedWaits {
 /// An event behind the gate.
 enum GatedEvent {
     Limit(Refusal),
-    PermissionChange,
+    Change(RuleChange),
     Request(ClientRequestItem),
     Read(FinishedRead),
     Timer,
@@ -263,8 +263,8 @@ impl RunningWatchSession {
             if let Poll::Ready(refusal) = limits.poll_unpin(cx) {
                 return Poll::Ready(GatedEvent::Limit(refusal));
             }
-            if session.gate.access.as_ref().is_some_and(|access| access.take_change(cx)) {
-                return Poll::Ready(GatedEvent::PermissionChange);
+            if let Some(change) = session.gate.take_change(cx) {
+                return Poll::Ready(GatedEvent::Change(change));
             }
             if wanted.requests
                 && let Poll::Ready(asked) = pin!(requests.next()).poll(cx)
@@ -290,7 +290,10 @@ impl RunningWatchSession {
     fn gated_event(&mut self, event: GatedEvent, quiet: bool) -> ControlFlow<SessionEnd> {
         match event {
             GatedEvent::Limit(refusal) => return ControlFlow::Break(Some(refusal.status())),
-            GatedEvent::PermissionChange => self.end_denied(),
+            GatedEvent::Change(RuleChange::Permissions) => self.end_denied(),
+            GatedEvent::Change(RuleChange::Limits) => {
+                self.has_usage_limits = self.session.gate.follow_limits(self.hub.watch_count());
+            }
             GatedEvent::Request(asked) => {
                 let start = self.session.starts.begin();
                 self.asked(asked, &start)?;
@@ -396,9 +399,7 @@ impl RunningWatchSession {
         }
         step(&mut self.hub, Instant::now(), &mut outputs);
         self.starts.retain(|watch, _| self.hub.is_unregistered(*watch));
-        if let Some(usage) = &self.session.gate.usage {
-            usage.keep(self.hub.watch_count());
-        }
+        self.session.gate.keep_watches(self.hub.watch_count());
         if before.is_some() && before != self.hub.cluster() {
             self.session.route.floor.follow(self.hub.cluster());
         }

@@ -88,6 +88,32 @@ fn a_replica_that_was_renamed_between_two_starts_is_one_chain() {
     }
 }
 
+/// Two replicas on one machine have its name, unless they are told apart.
+#[test]
+fn replicas_of_one_name_are_chains_of_their_own_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut one = Chain::new("host", ChainEnd::default());
+    let mut two = Chain::new("host", ChainEnd::default());
+    let (first, second) =
+        (lines(&mut one, &["start", "change"]), lines(&mut one, &["continue 1.log", "change"]));
+    let (third, fourth) = (lines(&mut two, &["start", "read", "read"]), lines(&mut two, &["continue 3.log"]));
+    let files = [("1.log", &*first), ("2.log", &second), ("3.log", &third), ("4.log", &fourth)];
+    let (code, stdout, stderr) = verify(folder.path(), &files);
+    assert_eq!((code, &*stderr), (0, ""));
+    assert!(stdout.contains("several replicas have the name \"host\""), "{stdout}");
+    for chain in ["1.log 2.log\n  4 records, 1 to 4, ", "3.log 4.log\n  4 records, 1 to 4, "] {
+        assert!(stdout.contains(&format!("replica \"host\": {chain}")), "{stdout}");
+    }
+    // A changed line is a fault of its own chain.
+    let changed = third.replacen("read", "note", 1);
+    let (code, _, stderr) = verify(folder.path(), &[files[0], files[1], ("3.log", &changed), files[3]]);
+    assert!(code == 1 && stderr.contains("3.log:2: the line was changed"), "{stderr}");
+    // A file missing in the middle of the only chain breaks it.
+    let fifth = lines(&mut one, &["continue 2.log", "change"]);
+    let (code, _, stderr) = verify(folder.path(), &[files[0], ("5.log", &fifth)]);
+    assert!(code == 1 && stderr.contains("5.log:1: the line does not follow"), "{stderr}");
+}
+
 /// After a crash, `audit.log*` names the torn end beside the log as well.
 #[test]
 fn a_torn_end_beside_the_log_is_no_part_of_the_chain() {

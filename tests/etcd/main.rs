@@ -41,6 +41,8 @@ mod compressed;
 #[cfg(test)]
 mod console;
 #[cfg(test)]
+mod control_planes;
+#[cfg(test)]
 mod credentials;
 #[cfg(test)]
 mod crowd;

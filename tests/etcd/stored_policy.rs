@@ -439,3 +439,50 @@ async fn a_grant_ends_under_an_open_watch_while_etcd_is_away() {
         wait::until(LIMIT, "the audit log has the grants", audited).await;
     }
 }
+
+/// A call is judged by the policy in force on the running replica, with its grants; without a replica never by an empty policy.
+#[tokio::test]
+async fn calls_are_explained_by_the_policy_in_force_or_not_at_all() {
+    let version = versions().remove(0);
+    let cluster = Cluster::start(&version, Options::default()).await;
+    let site = Site::new();
+    let config = site.in_front_of(&cluster) + LINES;
+    let keyward = Keyward::start(site, &config).await;
+    let explain = ["policy", "explain", "listener:main"];
+    let reading = [&explain[..], &["Range", "/only/a"]].concat();
+    let (code, said) = command(&keyward, &reading).await;
+    assert!(code == Some(1) && said.contains("the configuration's, in force"), "nothing was applied: {said}");
+
+    apply_patiently(&keyward, 2).await;
+    let (code, said) = command(&keyward, &reading).await;
+    assert!(code == Some(0) && said.contains("generation 1, in force on the running replica"), "{said}");
+    assert!(said.contains("mode     enforce") && said.contains("allowed by only.allow[0]"), "{said}");
+    let write = [&explain[..], &["Put", "/x"]].concat();
+    assert_eq!(command(&keyward, &write).await.0, Some(1));
+    let grant = ["grant", "listener:main", "everything", "--for", "1h", "--reason", "incident 9"];
+    let said = done(&keyward, &grant).await;
+    assert!(said.contains("is the name right?"), "nobody has come yet: {said}");
+    let caller = Caller::anybody(keyward.site().listen).await;
+    assert_eq!(read(&caller, &["/x"]).await, Code::Ok);
+    let said = done(&keyward, &grant).await;
+    assert!(!said.contains("is the name right?"), "{said}");
+    let (code, said) = command(&keyward, &write).await;
+    assert!(code == Some(0) && said.contains("allowed by everything.allow[0]"), "{said}");
+
+    let table = "[[test]]\npeer = 'listener:main'\nmethod = 'Put'\nkey = '/x'\nexpect = 'allow'\n";
+    let file = keyward.site().write("table.toml", table);
+    let test = ["policy", "test", file.to_str().expect("a path")];
+    let (code, said) = command(&keyward, &test).await;
+    assert!(code == Some(0) && said.contains("1 calls: all as expected"), "{said}");
+
+    let program = keyward.program().to_owned();
+    let (_, site) = keyward.terminate().await;
+    for arguments in [&reading[..], &write[..], &test[..]] {
+        let mut command = tokio::process::Command::new(&program);
+        let run = command.args(arguments).arg("--config").arg(site.file("keyward.toml")).output();
+        let output = run.await.expect("keyward runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{arguments:?}: {said}");
+        assert!(output.stdout.is_empty() && said.contains("policy.etcd_prefix"), "{arguments:?}: {said}");
+    }
+}

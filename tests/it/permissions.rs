@@ -3,6 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use keyward::admin::view::ViewTopic;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{
     LeaseRevokeRequest, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, RangeRequest, TxnRequest,
@@ -128,6 +129,35 @@ fn a_request_without_a_grant_is_refused_before_it_is_sent() {
 
         let bob = guarded.keyward.logged_in("bob").await;
         guarded.refuses(&bob, RANGE, &range("/a/x")).await;
+    });
+}
+
+/// The same text comes from etcd's roles and from Keyward's policy: only Keyward can tell which.
+#[test]
+fn the_last_error_of_a_client_tells_who_refused_and_by_which_rule() {
+    paused(async {
+        let grants = allow("'read', 'write', 'watch'", "prefix = '/a/'");
+        let guarded = Guarded::new("enforce", &grants, "");
+        let alice = guarded.alice().await;
+        let last = async || {
+            let rows = guarded.keyward.shown(ViewTopic::Clients).await;
+            ["last_error", "last_error_by", "last_error_rule"].map(|field| rows[0][field].clone())
+        };
+        let denied = |by: &str, rule: serde_json::Value| ["PermissionDenied".into(), by.into(), rule];
+        guarded.refuses(&alice, PUT, &put(1)).await;
+        assert_eq!(last().await, denied("policy", "no_grant: write".into()));
+        let script = async { guarded.member.called(RANGE).await.refuse(DENIED.0, DENIED.1) };
+        let (outcome, ()) = tokio::join!(alice.call(RANGE, range("/a/x")), script);
+        assert_eq!(outcome.end.told(), DENIED);
+        assert_eq!(last().await, denied("etcd", serde_json::Value::Null));
+        let mut stream = alice.open(WATCH).await.expect("open");
+        stream.say(&watch("/b", 1)).await;
+        assert!(watched(&stream.next().await.expect("an answer")).canceled);
+        assert_eq!(last().await, denied("policy", "no_grant: watch".into()));
+        let deny = "[[role.deny]]\nactions = ['read']\nkey = '/a/secret'\n";
+        guarded.publish("enforce", &(grants.clone() + deny), "");
+        guarded.refuses(&alice, RANGE, &range("/a/secret")).await;
+        assert_eq!(last().await, denied("policy", "team.deny[0]".into()));
     });
 }
 

@@ -13,6 +13,7 @@ use hyper_util::rt::TokioIo;
 use keyward::admin::drain::Exit;
 use keyward::admin::socket::AdminCommandService;
 use keyward::admin::status_page::StatusPage;
+use keyward::admin::view::{ViewRow, ViewTopic};
 use keyward::app::shard_service::{ShardParts, ShardService};
 use keyward::app::{self, MemberSource, Running};
 use keyward::config::{self, Config, Endpoint, PasswordSources, Passwords, Scheme};
@@ -219,6 +220,11 @@ impl Keyward {
     /// What answers commands, and at the admin address.
     pub(crate) fn admin(&self) -> Arc<AdminCommandService> {
         Arc::clone(&self.running.admin)
+    }
+
+    /// The rows of a view, as an operator's command shows them.
+    pub(crate) async fn shown(&self, topic: ViewTopic) -> Vec<ViewRow> {
+        self.running.admin.viewer.view(topic).await.expect("every shard answers").rows
     }
 
     /// Serves the admin address, with the status page.

@@ -224,6 +224,7 @@ impl Replica {
             if_generation: None,
             comment: String::new(),
             allow_unreachable: false,
+            sudo_user: None,
         };
         self.policy.execute(command, Some(0)).await
     }
@@ -256,6 +257,7 @@ fn a_change_with_an_unknown_outcome_is_sent_once() {
                 role: "reader".into(),
                 seconds: 60,
                 reason: "a test".into(),
+                sudo_user: None,
             };
             if outcome == WriteOutcome::Lost {
                 replica.store.next_write.set(WriteOutcome::Lost);
@@ -295,6 +297,50 @@ fn the_limits_of_a_caller_are_those_of_its_stored_roles() {
     });
 }
 
+/// Shadow is a mode of grants: the limits of a document have another.
+#[test]
+fn whoever_applies_limits_is_told_what_will_happen() {
+    paused(async {
+        let limited = ROLE.replace("]\n[[binding]]", "]\nlimits.watches = 3\n[[binding]]");
+        for (mode, consequence) in
+            [("enforce", "enforced at once"), ("shadow", "counted only"), ("off", "ignored")]
+        {
+            let lines = LINES.replace("enforce", "shadow");
+            let replica = Replica::new(false, &format!("{lines}limits_mode = \"{mode}\"\n"));
+            replica.apply(ROLE).await.expect("applied");
+            let diff = PolicyCommand::Diff { text: limited.clone() };
+            let told = replica.policy.execute(diff, Some(0)).await.expect("compared");
+            let line = format!("limits of the roles \"reader\": {consequence}, by policy.limits_mode");
+            assert!(told.differs && told.text.contains(&line), "{mode}: {}", told.text);
+            let told = replica.apply(&limited).await.expect("applied").text;
+            assert!(told.contains(&line), "{mode}: {told}");
+            let told = replica.apply(&format!("# Another text.\n{limited}")).await.expect("applied").text;
+            assert!(!told.contains("limits of"), "the same limits: {told}");
+        }
+    });
+}
+
+/// Everybody who may give the command is root by sudo: who was it?
+#[test]
+fn a_grant_names_the_user_behind_sudo_as_root_claims() {
+    paused(async {
+        let replica = Replica::new(false, LINES);
+        replica.apply(ROLE).await.expect("applied");
+        for (uid, shown) in [(0, "0 (sudo olga)  password:a, reader"), (7, "7       password:a, reader")] {
+            let grant = PolicyCommand::Grant {
+                peer: "password:a".to_owned(),
+                role: "reader".to_owned(),
+                seconds: 60,
+                reason: "for a test".to_owned(),
+                sudo_user: Some("olga".to_owned()),
+            };
+            replica.policy.execute(grant, Some(uid)).await.expect("given");
+            let listed = replica.policy.execute(PolicyCommand::Grants {}, Some(0)).await.expect("listed");
+            assert!(listed.text.contains(shown), "{uid}: {}", listed.text);
+        }
+    });
+}
+
 /// Another replica may have a listener for the rule.
 #[test]
 fn a_rule_of_no_caller_is_applied_on_demand_only() {
@@ -313,6 +359,7 @@ fn a_rule_of_no_caller_is_applied_on_demand_only() {
             if_generation: None,
             comment: String::new(),
             allow_unreachable: true,
+            sudo_user: None,
         };
         let applied = replica.policy.execute(command, Some(0)).await.expect("applied");
         assert!(applied.text.contains("warning: policy: binding[1]"), "{}", applied.text);
@@ -321,13 +368,15 @@ fn a_rule_of_no_caller_is_applied_on_demand_only() {
         assert!(matches!(found[..], [one] if one.about == "policy: binding[1]"), "{found:?}");
         replica.apply(ROLE).await.expect("applied");
         // A way back is never closed.
-        let back = replica.policy.execute(PolicyCommand::Rollback { generation: 1 }, Some(0)).await;
+        let back =
+            replica.policy.execute(PolicyCommand::Rollback { generation: 1, sudo_user: None }, Some(0)).await;
         assert!(back.expect("applied").text.contains("warning: policy: binding[1]"));
         let grant = |peer: &str| PolicyCommand::Grant {
             peer: peer.to_owned(),
             role: "reader".to_owned(),
             seconds: 60,
             reason: "for a test".to_owned(),
+            sudo_user: None,
         };
         let given = replica.policy.execute(grant("file:a"), Some(0)).await.expect("given");
         assert!(given.text.contains("warning: applies to no caller here"), "{}", given.text);
@@ -415,7 +464,8 @@ fn the_history_is_bounded_and_ended_grants_go_with_the_next_change() {
         assert!(replica.store.largest.get() < 1 << 20, "{}", replica.store.largest.get());
         let shown = replica.policy.execute(PolicyCommand::Show { generation: None }, None).await;
         assert_eq!(shown.expect("in force").text, text);
-        let rolled = replica.policy.execute(PolicyCommand::Rollback { generation: 20 }, None).await;
+        let rolled =
+            replica.policy.execute(PolicyCommand::Rollback { generation: 20, sudo_user: None }, None).await;
         rolled.expect("kept");
         replica.generation(32).await;
         let shown = replica.policy.execute(PolicyCommand::Show { generation: Some(32) }, None).await;
@@ -466,12 +516,14 @@ fn each_change_of_the_policy_in_force_leaves_one_audit_record_whatever_made_it()
             role: "reader".into(),
             seconds: 3600,
             reason: "a test".into(),
+            sudo_user: None,
         };
         changing.policy.execute(grant, Some(0)).await.expect("granted");
         let begun = admin_records(&file, 3).await.remove(2);
         let reason = begun["reason"].as_str().expect("a reason").to_owned();
         assert!(reason.starts_with("begins: reader to password:alice until 2"), "{reason}");
-        let ungrant = PolicyCommand::Ungrant { peer: "password:alice".into(), role: "reader".into() };
+        let ungrant =
+            PolicyCommand::Ungrant { peer: "password:alice".into(), role: "reader".into(), sudo_user: None };
         changing.policy.execute(ungrant, Some(0)).await.expect("taken back");
         let ended = admin_records(&file, 4).await.remove(3);
         assert_eq!(ended["reason"], reason.replace("begins", "ends"));

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use keyward::admin::view::ViewTopic;
 use keyward::members::fitness::store_status::StoreStatus;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::{
-    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, RangeRequest,
-    RangeResponse, RequestOp, TxnRequest, request_op,
+    LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseRevokeRequest, LeaseRevokeResponse,
+    RangeRequest, RangeResponse, RequestOp, TxnRequest, request_op,
 };
 use keyward::pb::mvccpb::KeyValue;
 use keyward::pb::v3lockpb::LockRequest;
@@ -182,6 +183,11 @@ fn a_connection_with_many_refusals_is_answered_late_and_never_hangs() {
         let took = begun.elapsed();
         assert!((100..200).contains(&took.as_millis()), "{took:?}");
         assert!(limited.counted("keyward_limit_delayed_refusals_total 500"));
+        // The calls were not slow: Keyward held their refusals back.
+        assert_eq!(limited.keyward.shown(ViewTopic::Slow).await, []);
+        let clients = limited.keyward.shown(ViewTopic::Clients).await;
+        assert_eq!(clients[0]["last_error_by"], "limit");
+        assert_eq!(clients[0]["last_error_rule"], "peer calls_per_second");
     });
 }
 
@@ -398,6 +404,132 @@ fn a_renewed_lease_goes_on_counting() {
         let script = async { member.called(GRANT).await.reply(&granted(8)).await };
         let (outcome, ()) = tokio::join!(alice.call(GRANT, &request), script);
         assert_eq!(outcome.end.code(), Some(Code::Ok));
+    });
+}
+
+/// Answers the streams of a client, and leaves a lock waiting.
+async fn answer_streams(member: Rc<Member>, tasks: Tasks) {
+    loop {
+        let mut call = member.call().await;
+        match call.path() {
+            WATCH => tasks.spawn("watches of the test", serve_watches(call)).detach(),
+            KEEP_ALIVE => tasks.spawn("renewals of the test", serve_renewals(call)).detach(),
+            LOCK => drop(Box::leak(Box::new(call))),
+            GRANT => call.reply(&granted(9)).await,
+            // Removes the key of a lock that was given up.
+            TXN => call.reply(&txn_done(9)).await,
+            RANGE => {
+                let asked = RangeRequest::decode(call.message().await).expect("a Range");
+                call.reply(&keys(&asked, 1, 1)).await;
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
+
+async fn serve_watches(mut call: Call) {
+    call.begin();
+    while let Ok(message) = call.messages.next().await {
+        if let Some(create) = create_of(&message)
+            && call.say(&created(create.watch_id, 1)).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+async fn serve_renewals(mut call: Call) {
+    call.begin();
+    while let Ok(message) = call.messages.next().await {
+        let id = LeaseKeepAliveRequest::decode(message).expect("a renewal").id;
+        if call.say(&renewed(id, 60)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The use of a limit with this value, as an operator is shown.
+async fn used(keyward: &Keyward, limit: &str, allowed: u64) -> Option<u64> {
+    let rows = keyward.shown(ViewTopic::Limits).await;
+    rows.iter().find(|row| row["limit"] == limit && row["allowed"] == allowed)?["used"].as_u64()
+}
+
+async fn create(stream: &mut Stream, key: &str) -> bool {
+    stream.say(&watch(key, 1)).await;
+    let told = watched(&stream.next().await.expect("an answer"));
+    assert!(told.created);
+    !told.canceled
+}
+
+/// Watches, leases kept alive and waiting calls that began without any limit, or under other limits.
+#[test]
+fn what_was_open_before_a_limit_counts_at_once() {
+    paused(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("policy.toml"), "").expect("written");
+        let member = Rc::new(Member::new(1, &Tasks::default()));
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", &configured(""));
+        let serving = answer_streams(Rc::clone(&member), keyward.tasks.clone());
+        let answers = keyward.tasks.spawn("answers of the test", serving);
+        let publish = async |policy: &str, lines: &str| {
+            std::fs::write(folder.path().join("policy.toml"), policy).expect("written");
+            keyward.publish_rules(folder.path(), "", &configured(lines));
+            settled().await;
+        };
+        let alice = keyward.logged_in("alice").await;
+        let (mut one, mut two) =
+            (alice.open(WATCH).await.expect("open"), alice.open(WATCH).await.expect("open"));
+        for key in ["a", "b", "c"] {
+            assert!(create(&mut one, key).await);
+        }
+        assert!(create(&mut two, "d").await && create(&mut two, "e").await);
+        let mut leases = alice.open(KEEP_ALIVE).await.expect("open");
+        for id in [7, 8] {
+            leases.say(&renew(id)).await;
+            leases.next().await.expect("renewed");
+        }
+        let lock = LockRequest { name: "l".into(), lease: 5 }.encode_to_vec();
+        let _waiting = alice.begin(LOCK, &lock).await.expect("begun");
+        settled().await;
+
+        publish("", "[policy.peer_limits]\nwatches = 3\nleases = 1\ncalls_in_flight = 2\n").await;
+        assert_eq!(used(&keyward, "watches", 3).await, Some(5));
+        assert_eq!(used(&keyward, "leases", 1).await, Some(2));
+        assert_eq!(used(&keyward, "calls_in_flight", 2).await, Some(1));
+        let mut third = alice.open(WATCH).await.expect("open");
+        assert!(!create(&mut one, "f").await && !create(&mut third, "f").await, "five of three are open");
+        let grant = LeaseGrantRequest { ttl: 60, id: 0 }.encode_to_vec();
+        assert_eq!(alice.call(GRANT, &grant).await.end.told(), TOO_MANY);
+        let second = alice.begin(LOCK, &lock).await.expect("begun");
+        settled().await;
+        assert_eq!(alice.call(RANGE, range("k")).await.end.told(), TOO_MANY, "two locks wait");
+        second.cancel();
+        two.cancel();
+        settled().await;
+        assert_eq!(used(&keyward, "watches", 3).await, Some(3));
+        assert!(!create(&mut one, "f").await);
+
+        // A role with limits of its own is another scope: the same watches count there, and here no more.
+        let role = "[[role]]\nname = 'team'\n[role.limits]\nwatches = 4\n\
+                    [role.total_limits]\nwatches = 6\n\
+                    [[binding]]\npeer = 'password:alice'\nroles = ['team']\n";
+        publish(role, "[policy.peer_limits]\nwatches = 3\nleases = 2\n").await;
+        assert_eq!(used(&keyward, "watches", 3).await, Some(0));
+        assert_eq!(used(&keyward, "watches", 4).await, Some(3));
+        assert_eq!(used(&keyward, "watches", 6).await, Some(3), "the role's peers together");
+        assert_eq!(used(&keyward, "leases", 2).await, Some(2));
+        assert!(create(&mut one, "g").await && !create(&mut one, "h").await);
+
+        // Without limits nothing counts, and again with them everything does.
+        publish("", "").await;
+        assert!(create(&mut one, "h").await && create(&mut third, "i").await);
+        publish("", "[policy.peer_limits]\nwatches = 9\n").await;
+        assert_eq!(used(&keyward, "watches", 9).await, Some(6));
+        one.cancel();
+        third.cancel();
+        settled().await;
+        assert_eq!(used(&keyward, "watches", 9).await, Some(0));
+        drop(answers);
     });
 }
 

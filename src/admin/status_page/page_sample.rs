@@ -335,6 +335,7 @@ const fn impersonal_fields(topic: ViewTopic) -> &'static [&'static str] {
             "leases",
             "unread_bytes",
             "last_error",
+            "last_error_by",
             "last_error_seconds",
             "kicked",
         ],

@@ -46,6 +46,7 @@ impl CallerIdentification {
         }
         decide_again(gateway, stream, &permits)?;
         stream.permits.replace(permits);
+        stream.replace_usage(now.usage(gateway, &self.identities.load(), &stream.client));
         stream.set_password_recheck(gateway, now.needs_recheck);
         Ok(())
     }

@@ -54,7 +54,7 @@ var methods = map[string]method{
 		}
 		visitTxn(r, t)
 	}),
-	"/etcdserverpb.KV/Compact":  on[pb.CompactionRequest]("maintenance"),
+	"/etcdserverpb.KV/Compact":  on[pb.CompactionRequest]("compact"),
 	"/etcdserverpb.Watch/Watch": rpc(visitWatch),
 
 	"/etcdserverpb.Lease/LeaseGrant": on[pb.LeaseGrantRequest]("lease"),

@@ -1,0 +1,54 @@
+//! The access records of watches refused on a stream that goes on.
+//!
+//! Owns: counting and logging such a watch as a failed call. Must not know: why a watch is refused.
+//! Invariant: the records are limited by rate, as those of refused calls.
+
+use std::rc::Rc;
+
+use tokio::time::Instant;
+
+use super::AccessRecord;
+use crate::audit::record::cut_name;
+use crate::gateway::client_figures::ClientError;
+use crate::identity::UserName;
+use crate::refusal::Refusal;
+use crate::telemetry;
+use crate::telemetry::access_settings::CallOutcome;
+
+impl AccessRecord {
+    /// Counts each watch refused on the call's stream, which goes on, and logs the watch as a failed call.
+    pub fn refused_watches(&self) -> impl Fn(&Refusal, &str) + use<> {
+        let (sinks, origin, method) = (Rc::clone(&self.sinks), Rc::clone(&self.origin), self.method);
+        let user = self.user.take();
+        self.user.set(user.clone());
+        let peer = self.peer();
+        move |refusal, rule| {
+            sinks.metrics.refusals.count(refusal.reason() as usize);
+            origin.figures.end_call(refusal.code(), || ClientError {
+                code: refusal.code(),
+                at: Instant::now(),
+                refused_by: Some(refusal.reason().name()),
+                rule: Some(cut_name(rule).into()),
+            });
+            let log = &sinks.log;
+            let chosen_by =
+                log.settings.get().choose(CallOutcome { is_error: true, took: None }, &log.samples);
+            let Some(chosen_by) = chosen_by.filter(|_| log.refused.may_log(peer.as_deref())) else { return };
+            tracing::info!(
+                target: telemetry::ACCESS,
+                method = method.path,
+                code = refusal.code().name(),
+                peer = peer.as_deref(),
+                user = user.as_ref().map(UserName::as_str),
+                reason = refusal.message(),
+                refused_by = refusal.reason().name(),
+                rule = cut_name(rule),
+                listener = &*origin.listener,
+                remote = origin.remote_text.as_ref().map(tracing::field::display),
+                user_agent = origin.user_agent(),
+                chosen_by,
+                "watch refused"
+            );
+        }
+    }
+}

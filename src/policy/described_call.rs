@@ -1,0 +1,268 @@
+//! Calls that an operator describes, judged by a policy.
+//!
+//! Owns: the described calls, and the text of a verdict. Must not know: how a decision is made, where the
+//! policy comes from. Invariant: a verdict is that of the same code which decides on clients' requests, under
+//! `enforce`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use prost::Message as _;
+use serde::{Deserialize, Serialize};
+
+use super::compiled::{Policy, PolicySubject};
+use super::permit_set::{Decision, PermitSet};
+use crate::config::policy_document::PolicyDocument;
+use crate::config::{Config, Identify, PolicyMode, PolicySettings};
+use crate::identity::Peer;
+use crate::identity::pattern::{Attribute, Glob, PeerPattern};
+use crate::identity::peer::JwtClaims;
+use crate::pb::{etcdserverpb as pb, v3electionpb as election, v3lockpb as lock};
+use crate::rpc::key_range::end_of_prefix;
+use crate::rpc::method::{METHODS, Method};
+use crate::rpc::schema::MessageId;
+use crate::rpc::touch::{Action, TouchTarget};
+
+/// A call to be judged.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DescribedCall {
+    /// The peer, as in a binding without `*`.
+    pub peer: String,
+    /// The etcd user of the peer's calls; by default the name of a peer that logs in.
+    pub etcd_user: Option<String>,
+    /// The listener; by default the first one of the configuration.
+    pub listener: Option<String>,
+    /// The client's address.
+    pub address: Option<IpAddr>,
+    /// Claims of a JWT.
+    pub claims: BTreeMap<String, Vec<String>>,
+    /// The path of the method, or its last part, as in `Put`.
+    pub method: String,
+    /// The key, the name of a lock, or a key of the lease.
+    pub key: String,
+    /// The end of the range, as on etcd's wire; a zero byte means no end.
+    pub range_end: String,
+    /// True for all keys that begin with `key`, in place of `range_end`.
+    pub prefix: bool,
+}
+
+/// The verdict on a described call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// True if the policy allows the call.
+    pub is_allowed: bool,
+    /// The explanation, several lines.
+    pub text: String,
+}
+
+/// A call that cannot be judged as described, with the reason.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct UnjudgedCall(String);
+
+/// A policy that judges described calls, within its configuration.
+pub struct JudgingPolicy<'c> {
+    config: &'c Config,
+    /// Under `enforce`, whatever the modes in the configuration and in the document.
+    enforced: Policy,
+    /// With its own modes.
+    own: Policy,
+}
+
+impl<'c> JudgingPolicy<'c> {
+    /// The rules of `document` in place of the configuration's, as they are at `now`.
+    #[must_use]
+    pub fn new(config: &'c Config, document: &PolicyDocument, now: SystemTime) -> Self {
+        let compiled = |mode: PolicyMode, document: PolicyDocument| {
+            let settings = PolicySettings {
+                mode,
+                document: Arc::new(document),
+                ..PolicySettings::clone(&config.policy)
+            };
+            Policy::new(Arc::new(settings), config.own_prefixes(), now)
+        };
+        let mut enforced = document.clone();
+        enforced.bindings.iter_mut().for_each(|binding| binding.mode = None);
+        let own = compiled(config.policy.mode, document.clone());
+        Self { config, enforced: compiled(PolicyMode::Enforce, enforced), own }
+    }
+
+    /// Explains the verdict on a call.
+    ///
+    /// # Errors
+    /// The call cannot be judged as described.
+    pub fn explain(&self, call: &DescribedCall) -> Result<Explanation, UnjudgedCall> {
+        let peer = self.peer(call)?;
+        let method = method(&call.method)?;
+        let message = message(method, call)?;
+        let listener = match (&call.listener, self.config.listeners.first()) {
+            (Some(name), _) => &**name,
+            (None, Some(first)) => &*first.name,
+            (None, None) => "",
+        };
+        let etcd_user = call.etcd_user.as_deref().or(match &peer {
+            Peer::Password(user) | Peer::File(user) | Peer::EtcdToken(user) => Some(user.as_str()),
+            _ => None,
+        });
+        // A certificate that no way takes does not make its client another than the listener's.
+        let of_listener = self.config.listeners.iter().find(|known| *known.name == *listener);
+        let is_beside = matches!(peer, Peer::Certificate { .. })
+            && of_listener.is_some_and(|known| !known.identify.contains(&Identify::Certificate));
+        let also = is_beside.then(|| Peer::Listener(listener.into()));
+        let subject = PolicySubject::of(&peer, etcd_user, call.address, listener);
+        let subject = PolicySubject { also: also.as_ref(), ..subject };
+        let (permits, own) = (self.enforced.permits(subject), self.own.permits(subject));
+        let mut text = String::new();
+        let document = self.enforced.document();
+        let roles: Vec<&str> = permits.roles.iter().map(|role| &*document.roles[*role].name).collect();
+        let _infallible = writeln!(text, "peer     {peer}");
+        let _infallible = writeln!(
+            text,
+            "roles    {}",
+            if roles.is_empty() { "none".to_owned() } else { roles.join(", ") }
+        );
+        let _infallible = writeln!(text, "mode     {}", own.mode.name());
+        let is_allowed = judge(&permits, method, &message, call, &mut text);
+        let _infallible = writeln!(text, "verdict  {}", if is_allowed { "allowed" } else { "refused" });
+        Ok(Explanation { is_allowed, text })
+    }
+
+    fn peer(&self, call: &DescribedCall) -> Result<Peer, UnjudgedCall> {
+        let issuers: Vec<Arc<str>> =
+            self.config.issuers.listed.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
+        let fault = |reason: &str| UnjudgedCall(format!("peer {:?}: {reason}", call.peer));
+        let pattern =
+            PeerPattern::parse(&call.peer, &issuers).map_err(|malformed| fault(&malformed.to_string()))?;
+        let exact = |name: &Glob| {
+            name.exact().map(Arc::<str>::from).ok_or_else(|| fault("one peer is needed, without *"))
+        };
+        Ok(match pattern {
+            PeerPattern::Password(name) => Peer::Password((&*exact(&name)?).into()),
+            PeerPattern::File(name) => Peer::File((&*exact(&name)?).into()),
+            PeerPattern::EtcdToken(name) => Peer::EtcdToken((&*exact(&name)?).into()),
+            PeerPattern::Listener(name) => Peer::Listener(exact(&name)?),
+            PeerPattern::Jwt { issuer, subject } => {
+                let claims: JwtClaims = call.claims.clone().into_iter().collect();
+                Peer::Jwt { issuer, subject: exact(&subject)?, claims: Arc::new(claims) }
+            }
+            PeerPattern::Certificate { ca, attribute, name } => {
+                let name = exact(&name)?;
+                let only = |wanted| if attribute == wanted { vec![Arc::clone(&name)] } else { Vec::new() };
+                let common_name = (attribute == Attribute::CommonName).then(|| Arc::clone(&name));
+                let (dns, uris) = (only(Attribute::Dns).into(), only(Attribute::Uri).into());
+                Peer::Certificate { ca, common_name, dns, uris }
+            }
+        })
+    }
+}
+
+/// Judges each touch of a request, with a line for each.
+fn judge(
+    permits: &PermitSet,
+    method: &Method,
+    message: &[u8],
+    call: &DescribedCall,
+    text: &mut String,
+) -> bool {
+    let mut is_allowed = true;
+    let mut line = |action: Action, keys: &str, verdict: Result<Option<String>, String>| {
+        let shown = match verdict {
+            Ok(rule) => format!("allowed by {}", rule.unwrap_or_else(|| "its role".to_owned())),
+            Err(reason) => {
+                is_allowed = false;
+                format!("refused: {reason}")
+            }
+        };
+        let _infallible = writeln!(text, "{:<8} {keys}: {shown}", action.name());
+    };
+    permits.explain(method, message, &mut |touch, verdict| {
+        let verdict = match verdict {
+            Ok(grant) => Ok(Some(permits.allowing_rule(grant))),
+            Err(denial) => Err(permits.denying_rule(denial)),
+        };
+        match touch.target {
+            TouchTarget::Keys(range) => line(touch.action, &range.to_string(), verdict),
+            TouchTarget::Cluster => line(touch.action, "the cluster", verdict),
+            TouchTarget::KeysOfLease(_) | TouchTarget::KeysSharingLease(_) => {
+                let key = call.key.as_bytes();
+                let decided = match permits.decide_keys(touch.action, [key]) {
+                    Decision::Denied(denial) => Err(permits.denying_rule(denial)),
+                    Decision::Allowed(permit) | Decision::NeedsLeaseKeys(permit, _) => {
+                        Ok(permit.grant().map(|grant| permits.allowing_rule(grant)))
+                    }
+                };
+                line(touch.action, &format!("key {:?} of the lease", call.key), decided);
+            }
+        }
+    });
+    // A request without any touch, such as an empty Txn, needs a role.
+    if let Decision::Denied(denial) = permits.decide_stream() {
+        line(denial.action, "any request", Err(permits.denying_rule(denial)));
+    }
+    is_allowed
+}
+
+/// The method with this path, or with this last part of its path.
+fn method(name: &str) -> Result<&'static Method, UnjudgedCall> {
+    let is_named = |method: &&Method| {
+        method.path == name
+            || method.path.rsplit('/').next().is_some_and(|last| last.eq_ignore_ascii_case(name))
+    };
+    let found: Vec<&Method> =
+        METHODS.iter().filter(|method| method.path != "unknown").filter(is_named).collect();
+    match found[..] {
+        [method] => Ok(method),
+        [] => Err(UnjudgedCall(format!("{name:?} is no method; write its path, or its last part as in Put"))),
+        [first, ..] => {
+            Err(UnjudgedCall(format!("{name:?} is the end of several paths; write one, as {}", first.path)))
+        }
+    }
+}
+
+/// The request of a described call.
+fn message(method: &Method, call: &DescribedCall) -> Result<Vec<u8>, UnjudgedCall> {
+    let key: Vec<u8> = call.key.clone().into_bytes();
+    let end: Vec<u8> = if call.prefix {
+        end_of_prefix(&key).unwrap_or_else(|| vec![0])
+    } else {
+        call.range_end.clone().into_bytes()
+    };
+    let (key, range_end) = (Bytes::from(key), Bytes::from(end));
+    let leader = || Some(election::LeaderKey { key: key.clone(), ..Default::default() });
+    Ok(match method.body {
+        MessageId::RangeRequest => pb::RangeRequest { key, range_end, ..Default::default() }.encode_to_vec(),
+        MessageId::PutRequest => pb::PutRequest { key, ..Default::default() }.encode_to_vec(),
+        MessageId::DeleteRangeRequest => {
+            pb::DeleteRangeRequest { key, range_end, ..Default::default() }.encode_to_vec()
+        }
+        MessageId::WatchRequest => {
+            let create = pb::WatchCreateRequest { key, range_end, ..Default::default() };
+            let union = Some(pb::watch_request::RequestUnion::CreateRequest(create));
+            pb::WatchRequest { request_union: union }.encode_to_vec()
+        }
+        MessageId::LockRequest => lock::LockRequest { name: key, ..Default::default() }.encode_to_vec(),
+        MessageId::UnlockRequest => lock::UnlockRequest { key }.encode_to_vec(),
+        MessageId::CampaignRequest => {
+            election::CampaignRequest { name: key, ..Default::default() }.encode_to_vec()
+        }
+        MessageId::LeaderRequest => election::LeaderRequest { name: key }.encode_to_vec(),
+        MessageId::ProclaimRequest => {
+            election::ProclaimRequest { leader: leader(), ..Default::default() }.encode_to_vec()
+        }
+        MessageId::ResignRequest => election::ResignRequest { leader: leader() }.encode_to_vec(),
+        MessageId::LeaseRevokeRequest => pb::LeaseRevokeRequest { id: 1 }.encode_to_vec(),
+        MessageId::LeaseKeepAliveRequest => pb::LeaseKeepAliveRequest { id: 1 }.encode_to_vec(),
+        MessageId::LeaseTimeToLiveRequest => pb::LeaseTimeToLiveRequest { id: 1, keys: true }.encode_to_vec(),
+        MessageId::TxnRequest => {
+            let reason = "a Txn needs the permissions of its parts: \
+                          name each as a Range (also for a compare), Put or DeleteRange";
+            return Err(UnjudgedCall(reason.to_owned()));
+        }
+        _ => Vec::new(),
+    })
+}
