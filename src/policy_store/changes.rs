@@ -217,7 +217,7 @@ impl PolicyKeeper {
         tracing::info!(
             peer = %grant.peer.escape_debug(), role = %grant.role.escape_debug(),
             reason = %grant.reason.escape_debug(), until = moment(grant.until), uid,
-            "a role was given for a while"
+            "a temporary grant was given"
         );
         self.poll(outlets).await;
         let text = self.in_force_or_not(&format!("the grant ends at {}", moment(grant.until)));
@@ -242,7 +242,7 @@ impl PolicyKeeper {
             return Err(unchanged("the grant was changed at the same time"));
         }
         let (peer, role) = (peer.escape_debug(), role.escape_debug());
-        tracing::info!(%peer, %role, uid, "a role given for a while was taken back");
+        tracing::info!(%peer, %role, uid, "a temporary grant was taken back");
         self.poll(outlets).await;
         Ok(answer(self.in_force_or_not("the grant is taken back")))
     }
