@@ -110,7 +110,7 @@ enum Command {
     /// Ends all sessions of a user, and all streams running as this etcd user; or one session.
     #[command(group = clap::ArgGroup::new("whom").required(true))]
     Revoke {
-        /// The user, byte by byte.
+        /// The exact name of the etcd user.
         #[arg(group = "whom")]
         user: Option<String>,
         /// The id of one session, as logged at login.
@@ -121,14 +121,14 @@ enum Command {
     },
     /// As revoke, and refuses further logins of the user and further calls as this etcd user.
     Block {
-        /// The user, byte by byte.
+        /// The exact name of the etcd user.
         user: String,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
     /// Lets a blocked user log in and call again.
     Unblock {
-        /// The user, byte by byte.
+        /// The exact name of the etcd user.
         user: String,
         #[command(flatten)]
         at: AdminSocketArgs,
@@ -411,7 +411,17 @@ fn send_command_or_exit(at: AdminSocketArgs, question: &Ask) -> Result<AdminAnsw
 }
 
 fn no_process(socket: &Path, error: &io::Error) -> ExitCode {
-    fail(&format!("{}: {error}", socket.display()), ExitCode::from(UNREACHABLE))
+    let hint = match (error.kind(), error.raw_os_error()) {
+        (io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused, _) => {
+            ": no Keyward serves this socket. --socket PATH, --config FILE or KEYWARD_ADMIN__SOCKET names \
+             another; `keyward serve` takes the same file or variable, and without them needs /run/keyward"
+        }
+        (io::ErrorKind::PermissionDenied, Some(_)) => {
+            ": only Keyward's own user, and root, may use the socket"
+        }
+        _ => "",
+    };
+    fail(&format!("{}: {error}{hint}", socket.display()), ExitCode::from(UNREACHABLE))
 }
 
 fn not_refused(answer: AdminAnswer) -> Result<AdminAnswer, ExitCode> {

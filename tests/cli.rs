@@ -323,6 +323,9 @@ fn a_command_without_a_path_uses_the_default_socket() {
         let (code, stdout, stderr) = run(&mut keyward(arguments));
         assert_eq!((code, stdout.as_str()), (69, ""), "{arguments:?}: {stderr}");
         assert!(stderr.starts_with(DEFAULT), "{arguments:?}: {stderr}");
+        for way in ["--socket PATH", "--config FILE", "KEYWARD_ADMIN__SOCKET"] {
+            assert!(stderr.contains(way), "{arguments:?}: {stderr}");
+        }
     }
     let (code, _, stderr) = run(keyward(&["status"]).env("KEYWARD_CONFIG", &unset));
     assert!(code == 69 && stderr.starts_with(DEFAULT), "{code}: {stderr}");
@@ -557,9 +560,11 @@ fn reload_prints_what_has_changed_or_every_fault() {
     let (code, stdout, stderr) = served.ask(&["reload"]);
     let shown: Vec<&str> = stdout.lines().collect();
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
-    for line in
-        ["limits: changed, for what comes", "log.level: info -> debug", "waits for a restart: runtime"]
-    {
+    for line in [
+        "limits: changed, in force for new connections and calls",
+        "log.level: info -> debug",
+        "waits for a restart: runtime",
+    ] {
         assert!(shown.contains(&line), "{line} in {stdout}");
     }
     served.configure("limits.connections = 'many'\nnonsense = 1\n");

@@ -73,7 +73,8 @@ impl OperatorActions {
         let fit = others.filter(|other| !matches!(other.fitness(Instant::now()), Fitness::Ejected(_)));
         let left: Vec<String> = fit.map(|other| label(other)).collect();
         if left.is_empty() {
-            tracing::info!(member = %member.id, uid, "an operator's pause was refused: no other is ready");
+            let name = &*member.name;
+            tracing::info!(member = %member.id, name, uid, "a pause was refused: no other member is ready");
             return Err(format!("member {} stays in service: no other voter is ready", label(member)));
         }
         // Two pauses at the same time: the later one looks again, and gives way.

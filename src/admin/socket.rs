@@ -228,7 +228,7 @@ pub async fn serve(listener: UnixListener, path: Arc<Path>, desk: Arc<AdminComma
         };
         let uid = stream.peer_cred().ok().map(|peer| peer.uid());
         if uid.is_none_or(|uid| uid != owner && uid != 0) {
-            tracing::warn!("another user's admin command was not listened to");
+            tracing::warn!("an admin command of another user was refused");
             // Answers the refusal, so that the client cannot believe its command was executed.
             drop(refuse(stream));
             continue;
@@ -347,7 +347,7 @@ impl AdminCommandService {
             match audit.leave_to_successor().await {
                 Ok(relay) => sockets.extend(relay),
                 Err(error) => {
-                    tracing::error!(%error, "the audit file is not left, and this process goes on");
+                    tracing::error!(%error, "the audit file is not handed over, and this process goes on");
                     return AdminAnswer::Failed(format!("audit.file: {error}"));
                 }
             }

@@ -7,6 +7,7 @@
 
 mod page_events;
 mod page_sample;
+mod recent_calls;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -98,7 +99,7 @@ impl StatusPage {
     }
 
     fn listen(&self, query: &str) -> (Response<PageBody>, Option<ListenerEnd>) {
-        let selection = match ClientSelection::of_query(query) {
+        let selection = match ClientSelection::of_query(query, self.sources.content) {
             Ok(selection) => selection,
             Err(error) => return (text(StatusCode::BAD_REQUEST, error.to_string()), None),
         };

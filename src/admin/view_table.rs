@@ -298,6 +298,12 @@ impl FromStr for RowFilter {
 }
 
 impl RowFilter {
+    /// The field of the condition.
+    #[must_use]
+    pub fn field(&self) -> &str {
+        &self.field
+    }
+
     fn holds(&self, row: &ViewRow) -> bool {
         let value = row.get(&self.field).unwrap_or(&Value::Null);
         let number = || Some((value.as_f64()?, self.value.parse().ok()?));

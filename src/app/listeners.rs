@@ -195,12 +195,13 @@ impl Listeners {
                 continue;
             }
             if same_clients(&was.config, listener) {
-                changes.descriptions.push(format!("listener {name}: changed, for connections that come"));
+                changes.descriptions.push(format!("listener {name}: changed, in force for new connections"));
                 let opened = OpenListener { config: Arc::clone(listener), ..OpenListener::clone(&was) };
                 changes.changed.push((place, opened, None));
             } else {
                 changes.descriptions.push(format!(
-                    "listener {name}: takes its clients for others, so those who are there leave"
+                    "listener {name}: identifies its clients differently now, so the connected clients are \
+                     asked to reconnect"
                 ));
                 let (leave, drain) = watch::channel(None);
                 let opened = OpenListener { config: Arc::clone(listener), tls: tls_of(listener)?, drain };

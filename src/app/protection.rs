@@ -32,7 +32,7 @@ pub(super) async fn control_shedding(
         if is_under_pressure != was_under_pressure {
             was_under_pressure = is_under_pressure;
             let mode = settings.mode.name();
-            tracing::warn!(mode, db, latency, share, "calls are shed for the cluster's sake, while not 0");
+            tracing::warn!(mode, db, latency, share, "calls are shed while db or latency is not 0");
         }
         if settings.mode == PolicyMode::Off {
             if changes.changed().await.is_err() {

@@ -32,7 +32,7 @@ pub(super) async fn watch_shards(turns: Vec<Arc<AtomicU64>>, healthy: Arc<Atomic
         let alive = last.iter().zip(&now).all(|(last, now)| last != now);
         if healthy.swap(alive, Ordering::Relaxed) != alive {
             if alive {
-                tracing::info!("all shards turn again");
+                tracing::info!("all shards make progress again");
             } else {
                 tracing::error!("a shard is stuck or gone");
             }

@@ -34,7 +34,7 @@ pub(super) async fn begin(config: &Config) -> Result<(Option<TakeOver>, Vec<Name
     let begun = blocking(move || take_over::begin(&path)).await;
     match begun.map_err(|error| ServeError::TakeOver(format!("{shown}: {error}")))? {
         Some((take_over, sockets)) => {
-            tracing::info!(sockets = sockets.len(), "begins to take over");
+            tracing::info!(sockets = sockets.len(), "taking over from the process at the admin socket");
             Ok((Some(take_over), sockets))
         }
         None => {

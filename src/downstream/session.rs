@@ -164,7 +164,7 @@ pub enum LoginInadmissible {
     #[error("the user is blocked")]
     Blocked,
     /// The revocations are unknown. A fault of Keyward, not of the client.
-    #[error("it is not known who was revoked")]
+    #[error("the revocations are not known")]
     NotKnown,
 }
 
@@ -201,7 +201,7 @@ pub enum OpenFailure {
     #[error("revoked")]
     Revoked,
     /// The revocations are unknown. A fault of Keyward, not of the client.
-    #[error("it is not known who was revoked")]
+    #[error("the revocations are not known")]
     NotKnown,
     /// The cluster is not known yet. A fault of Keyward, so the answer is Unavailable, not Unauthenticated.
     #[error("the cluster is not known yet")]

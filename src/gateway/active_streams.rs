@@ -218,7 +218,7 @@ impl ActiveStreams {
             tokio::task::yield_now().await;
         }
         if ended > 0 {
-            tracing::info!(ended, "streams ended with what had let them in");
+            tracing::info!(ended, "streams ended: their session, rule or certificate is no longer valid");
         }
         ended
     }

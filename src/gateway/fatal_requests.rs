@@ -25,7 +25,7 @@ pub(super) fn refuse(call: &Call<'_>, request: &UnaryRequest) -> Result<(), Refu
     };
     if call.gateway.log_limiter.may_log() {
         let peer = call.client.origin.remote_text.as_deref();
-        tracing::warn!(method = call.method.name, peer, %refusal, "refused for the sake of the members");
+        tracing::warn!(method = call.method.name, peer, %refusal, "refused: members would end, or differ");
     }
     Err(refusal)
 }

@@ -68,7 +68,8 @@ async fn prepare(exchange: &Exchange<'_>, id: MemberId) -> Option<RemovalGuard> 
     let calls = member.is_ready().then(|| DrainedMember::new(upstream, &member));
     let waits = calls.as_ref().is_none_or(DrainedMember::is_free);
     if waits && timeout(CALLS, defragment::idle(&member)).await.is_err() {
-        tracing::info!(member = %id, "calls go on at a member that is about to be removed");
+        let name = &*member.name;
+        tracing::info!(member = %id, name, "calls go on at a member that is about to be removed");
     }
     Some(RemovalGuard { _probes: probes, _calls: calls })
 }

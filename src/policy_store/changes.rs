@@ -259,7 +259,7 @@ impl PolicyKeeper {
             peer = %grant.peer.escape_debug(), role = %grant.role.escape_debug(),
             reason = %grant.reason.escape_debug(), until = moment(grant.until), uid,
             sudo_user = grant.sudo_user.as_ref().map(|user| tracing::field::display(user.escape_debug())),
-            "a role was given for a while"
+            "a temporary grant was given"
         );
         self.poll(outlets).await;
         let text = self.in_force_or_not(&format!("the grant ends at {}", moment(grant.until)));
@@ -288,7 +288,7 @@ impl PolicyKeeper {
         tracing::info!(
             %peer, %role, uid,
             sudo_user = sudo_user.as_ref().map(|user| tracing::field::display(user.escape_debug())),
-            "a role given for a while was taken back"
+            "a temporary grant was taken back"
         );
         self.poll(outlets).await;
         Ok(answer(self.in_force_or_not("the grant is taken back")))

@@ -146,7 +146,7 @@ const KEYS: &[KeyRow] = &[
     .named("limits of peers and listeners"),
     compared(Reload(Identities), &["jwt", "etcd_jwt"], |was, is| was.issuers == is.issuers).named("[[jwt]]"),
     compared(Reload(Identities), &["listener.identify"], |was, is| identify(was).eq(identify(is)))
-        .named("what listeners identify by"),
+        .named("listener.identify"),
     found_by_part(Identities, &["user", "mint", "sign_jwt"]),
     found_by_part(ReloadPartName::OwnLogins, &["cluster.probe", "revocation.user", "policy.user"]),
     found_by_part(

@@ -250,7 +250,7 @@ impl ReloadPart {
                 return Ok(None);
             }
             let (seeds, cluster) = (seeds.clone(), Arc::clone(&now.cluster));
-            let change = "cluster: members are found first elsewhere".to_owned();
+            let change = "cluster.endpoints, cluster.srv: members are looked up there from now on".to_owned();
             Ok(Some(PreparedPart::new(vec![change], move || _ = seeds.replace(&cluster))))
         })
     }
@@ -261,7 +261,10 @@ impl ReloadPart {
     pub fn in_force(current: Arc<Published<Config>>) -> Self {
         Self::new(move |before, now| {
             let changed = key_table::changed(TakesEffect::Reload(ReloadPartName::InForce), before, now);
-            let changes = changed.iter().map(|name| format!("{name}: changed, for what comes")).collect();
+            let changes = changed
+                .iter()
+                .map(|name| format!("{name}: changed, in force for new connections and calls"))
+                .collect();
             let (current, now) = (Arc::clone(&current), now.clone());
             Ok(Some(PreparedPart::new(changes, move || current.publish(now))))
         })

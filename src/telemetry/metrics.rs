@@ -83,11 +83,12 @@ pub struct TryMetrics {
 
 impl TryMetrics {
     fn registered(registry: &mut Registry) -> Self {
-        let help = "Calls not sent again since too many others were";
+        let help = "Calls not sent again because the retry budget was used up";
         let refused = registered(registry, "calls_not_retried", help);
-        let hedged = registered(registry, "calls_hedged", "Reads that a second member was asked for");
-        let hedges_won = registered(registry, "calls_hedges_won", "Those that the second answered first");
-        let help = "Local reads behind what their client had been shown, made anew";
+        let hedged = registered(registry, "calls_hedged", "Reads also sent to a second member");
+        let hedges_won =
+            registered(registry, "calls_hedges_won", "Hedged reads that the second member answered first");
+        let help = "Local reads repeated because the answer was older than one already shown to the client";
         Self { refused, hedged, hedges_won, behind: registered(registry, "reads_behind", help) }
     }
 }
@@ -251,7 +252,8 @@ impl Metrics {
         let jwts_refused = counter("jwts_refused", "JWTs that were refused");
         let peers_refused = counter("peers_refused", "Calls of peers that are no etcd user here");
         let reloads = counter("config_reloads", "Times that the configuration was read again");
-        let reloads_refused = counter("config_reloads_refused", "Times that it was read and had a fault");
+        let reloads_refused =
+            counter("config_reloads_refused", "Times that the configuration was read and had a fault");
         let not_canonical = counter("calls_not_canonical", "Requests refused as not canonical");
         let cluster_changes = counter("cluster_changes", "Times that another cluster was followed");
         let panics = counter("panics", "Handlers that panicked");
@@ -261,14 +263,15 @@ impl Metrics {
         let certificate_connections_refused = counter("upstream_certificate_connections_refused", help);
         let tries = TryMetrics::registered(&mut registry);
         let revocation_age = Gauge::<f64, AtomicU64>::default();
-        let help = "How old what is known of revocations is";
+        let help = "Age of the copy of the revocations in force";
         registry.register_with_unit("revocation_age", help, Unit::Seconds, revocation_age.clone());
-        let help = "1 while what a restart needs is not on the disk, by the key that names file or folder";
+        let help =
+            "1 while a state file is not on the disk, by the configuration key of the file or its folder";
         let state_file_unwritten = registered(&mut registry, "state_file_unwritten", help);
         let names_failing =
             registered(&mut registry, "names_failing", "Names that no name server answers for");
         let members_age = Gauge::<f64, AtomicU64>::default();
-        let help = "Since when no member of the cluster that sees a leader has answered a probe";
+        let help = "Time since a member that sees a leader last answered a probe";
         registry.register_with_unit("members_age", help, Unit::Seconds, members_age.clone());
         let help = "1 where members are not verified: cluster.tls.insecure_skip_verify";
         let members_unverified = registered(&mut registry, "members_unverified", help);

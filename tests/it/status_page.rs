@@ -126,8 +126,8 @@ fn a_web_site_reads_nothing() {
         }
         // Probes are asked for by any name.
         assert!(get(address, "/livez", "Host: keyward.svc\r\n").await.0.starts_with("http/1.1 200 "));
-        let (head, _) = get(address, "/page/events?filter=nosuch=1", OWN).await;
-        assert!(head.starts_with("http/1.1 400 "), "{head}");
+        let (head, body) = get(address, "/page/events?filter=nosuch=1", OWN).await;
+        assert!(head.starts_with("http/1.1 400 ") && body.contains("no field \"nosuch\""), "{head} {body}");
     });
 }
 
@@ -214,9 +214,40 @@ fn an_anonymous_page_names_nobody_and_counts_all() {
         let (address, _member, keyward) = administered("").await;
         let client = keyward.client().await;
         log_in(&client, "alice").await;
-        let mut page = Page::open(address, "?filter=user=alice").await;
-        let event: Value = serde_json::from_str(&page.event().await).expect("JSON");
-        assert_eq!(event["clients"]["rows"].as_array().map(Vec::len), Some(0), "{event}");
+        for user in ["alice", "bob"] {
+            let (head, body) = get(address, &format!("/page/events?filter=user={user}"), OWN).await;
+            assert!(head.starts_with("http/1.1 400 "), "{head}");
+            assert_eq!(body, "the field \"user\" is hidden: the page is anonymous (admin.page)\n");
+        }
+    });
+}
+
+#[test]
+fn the_client_that_loops_now_stands_above_the_one_with_more_calls_since_its_start() {
+    real(async {
+        let (address, _member, keyward) = administered("page = 'full'\n").await;
+        let before = keyward.client().await.header("user-agent", "busy-before");
+        for _ in 0..20 {
+            before.call(RANGE, range("k")).await;
+        }
+        let mut page = Page::open(address, "").await;
+        let clients = |event: &Value| event["clients"]["rows"].as_array().cloned().unwrap_or_default();
+        let (_, first) = page.event_with(|event| !clients(event).is_empty()).await;
+        let first = clients(&first);
+        assert_eq!((&first[0]["calls"], &first[0]["calls_in_ten_seconds"]), (&20.into(), &Value::Null));
+        let now = keyward.client().await.header("user-agent", "loops-now");
+        for _ in 0..3 {
+            now.call(RANGE, range("k")).await;
+        }
+        let (_, event) = page.event_with(|event| clients(event).len() == 2).await;
+        let shown: Vec<[Value; 3]> = clients(&event)
+            .into_iter()
+            .map(|row| ["user_agent", "calls", "calls_in_ten_seconds"].map(|field| row[field].clone()))
+            .collect();
+        let row = |agent: &str, calls: u64, recent: u64| -> [Value; 3] {
+            [agent.into(), calls.into(), recent.into()]
+        };
+        assert_eq!(shown, [row("loops-now", 3, 3), row("busy-before", 20, 0)]);
     });
 }
 

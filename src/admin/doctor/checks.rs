@@ -468,7 +468,7 @@ impl DoctorInputs<'_> {
             RevocationPersistence::Etcd { .. } | RevocationPersistence::File(_) => {}
         }
         if !self.revocations_known {
-            let what = "it is not known who was revoked: logins and calls are refused";
+            let what = "the revocations are not known: logins and calls are refused";
             let fix = "see that cluster.probe or revocation.user may read and write revocation.etcd_prefix";
             findings.error("revocation_unknown", "revocation", what, fix);
         }
@@ -483,15 +483,20 @@ impl DoctorInputs<'_> {
             let fix = format!("spell the peer out in the rule, or etcdctl user revoke-role {user} root");
             findings.warning("root_by_pattern", format!("user {user}"), what, fix);
         }
+        // Keyward's own user needs no role, and etcd tells the roles of another user to root alone.
+        let look = "; look as root, with etcdctl user get USER for each of etcdctl user list";
         if !untold.is_empty() {
             let names: Vec<_> = untold.iter().map(UserName::as_str).collect();
             let names = names.join(", ");
-            findings.unseen(format!("if the users of rules for many peers have the role root: {names}"));
+            findings.unseen(format!(
+                "whether these users of rules for many peers have the role root: {names}{look}"
+            ));
         }
         if *unlisted {
-            let what = "the users with the role root among those of rules with as = \"same\": \
-                        cluster.probe may not list users, or there are too many";
-            findings.unseen(what.to_owned());
+            findings.unseen(format!(
+                "which users of rules with as = \"same\" have the role root: cluster.probe may not list \
+                 users, or there are too many{look}"
+            ));
         }
     }
 

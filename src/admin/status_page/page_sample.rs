@@ -5,7 +5,7 @@
 //! an anonymous event has the listed fields only, so a further field of a row is hidden until it is listed; a
 //! selection sees no hidden field.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
@@ -16,10 +16,12 @@ use tokio::time::Instant;
 use crate::admin::doctor::{Doctor, DoctorReport, Severity};
 use crate::admin::status::ReplicaStatus;
 use crate::admin::view::{View, ViewRow, ViewTopic, Viewer};
-use crate::admin::view_table::{RowFilter, ViewArgumentError};
+use crate::admin::view_table::{RowFilter, ViewArgumentError, columns};
 use crate::config::PageContent;
 use crate::refusal::RefusalReason;
 use crate::telemetry::printable;
+
+use super::recent_calls::{RECENT_CALLS, RecentCalls};
 
 /// Rows of clients, and of watches, in an event.
 const ROWS: usize = 200;
@@ -92,9 +94,12 @@ pub(super) struct ClientSelection {
 /// The query is no selection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SelectionError {
-    /// A parameter that is not known, or not text.
+    /// A parameter that is not known, not text, or given too often.
     #[error("the parameters are sort=FIELD, reverse=1 and filter=CONDITION, {FILTERS} times at most")]
     Parameter,
+    /// A field that clients have, and that an anonymous page hides.
+    #[error("the field {0:?} is hidden: the page is anonymous (admin.page)")]
+    HiddenField(String),
     /// No condition, or a field that clients do not have.
     #[error("{0}")]
     Argument(#[from] ViewArgumentError),
@@ -119,6 +124,7 @@ struct VerdictPart<'a> {
 /// The state at one moment, before any selection.
 pub(super) struct PageSample {
     status: ReplicaStatus,
+    recent_calls: RecentCalls,
     clients: SampledTopic,
     watches: SampledTopic,
     /// The other topics, as they are shown.
@@ -153,28 +159,46 @@ struct PageEvent<'a> {
 }
 
 impl ClientSelection {
-    /// Parses the query of a URL.
+    /// Parses the query of a URL, for a page with this content.
     ///
     /// # Errors
-    /// An unknown parameter, no condition, or a field that clients do not have.
-    pub(super) fn of_query(query: &str) -> Result<Self, SelectionError> {
+    /// An unknown parameter, no condition, or a field that clients do not have on this page.
+    pub(super) fn of_query(query: &str, content: PageContent) -> Result<Self, SelectionError> {
         let mut selection = Self::default();
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter.split_once('=').ok_or(SelectionError::Parameter)?;
             let value = percent_decode_str(value).decode_utf8().map_err(|_| SelectionError::Parameter)?;
             match name {
-                "sort" => selection.order = Some(value.into_owned()),
-                "reverse" => selection.is_reversed = value == "1",
+                "sort" if selection.order.is_none() => selection.order = Some(value.into_owned()),
+                "reverse" if value == "1" => selection.is_reversed = true,
                 "filter" if selection.filters.len() < FILTERS => selection.filters.push(value.parse()?),
                 _ => return Err(SelectionError::Parameter),
             }
         }
-        selection.arrange(&mut empty_view(ViewTopic::Clients))?;
+        let shown: BTreeSet<&str> = impersonal_fields(ViewTopic::Clients).iter().copied().collect();
+        let all: BTreeSet<&str> = shown
+            .iter()
+            .copied()
+            .chain(columns(ViewTopic::Clients).iter().map(|(field, ..)| *field))
+            .collect();
+        let known = if content == PageContent::Full { &all } else { &shown };
+        for field in selection.filters.iter().map(RowFilter::field).chain(selection.order.as_deref()) {
+            if known.contains(field) {
+                continue;
+            }
+            return Err(if all.contains(field) {
+                SelectionError::HiddenField(field.to_owned())
+            } else {
+                let known = known.iter().copied().collect::<Vec<_>>().join(", ");
+                ViewArgumentError::UnknownField(field.to_owned(), known).into()
+            });
+        }
         Ok(selection)
     }
 
     fn arrange(&self, view: &mut View) -> Result<(), ViewArgumentError> {
-        view.arrange(self.order.as_deref(), self.is_reversed, &self.filters)
+        let order = self.order.as_deref().unwrap_or(RECENT_CALLS);
+        view.arrange(Some(order), self.is_reversed, &self.filters)
     }
 }
 
@@ -198,7 +222,8 @@ impl PageVerdict {
 impl PageSample {
     /// Reads the state now.
     pub(super) async fn take(sources: &PageSources, earlier: Option<Self>) -> Self {
-        let (clients, watches) = earlier.map_or((None, None), |last| (last.clients.now, last.watches.now));
+        let (mut recent_calls, clients, watches) = earlier
+            .map_or_else(Default::default, |last| (last.recent_calls, last.clients.now, last.watches.now));
         let view = async |topic| sources.viewer.view(topic).await.ok();
         let mut others = BTreeMap::new();
         for (name, topic) in OTHER_TOPICS {
@@ -211,16 +236,18 @@ impl PageSample {
             }
             others.insert(name, shown);
         }
-        let mut sample = Self {
-            status: sources.viewer.state.status(),
-            clients: SampledTopic { now: view(ViewTopic::Clients).await, before: clients },
-            watches: SampledTopic { now: view(ViewTopic::Watches).await, before: watches },
-            others,
-        };
-        for topic in [&mut sample.clients.now, &mut sample.watches.now].into_iter().flatten() {
+        let status = sources.viewer.state.status();
+        let mut clients = SampledTopic { now: view(ViewTopic::Clients).await, before: clients };
+        let mut watches = SampledTopic { now: view(ViewTopic::Watches).await, before: watches };
+        for topic in [&mut clients.now, &mut watches.now].into_iter().flatten() {
             drop(topic.arrange(None, false, &[]));
         }
-        sample
+        if let Some(clients) = &mut clients.now {
+            recent_calls.add_to(clients);
+            // Clients with equal counts stay in the order of their calls since the start.
+            drop(clients.arrange(Some(RECENT_CALLS), false, &[]));
+        }
+        Self { status, recent_calls, clients, watches, others }
     }
 
     /// The event of a listener, as JSON.
@@ -279,17 +306,6 @@ fn refusals(sources: &PageSources) -> Vec<RefusedRow> {
     RefusalReason::NAMES.into_iter().zip(counts).map(|(reason, calls)| RefusedRow { reason, calls }).collect()
 }
 
-fn empty_view(topic: ViewTopic) -> View {
-    View {
-        schema_version: 0,
-        topic,
-        taken_at: String::new(),
-        uptime_seconds: 0.0,
-        rows: Vec::new(),
-        left_out: 0,
-    }
-}
-
 /// Leaves out the rows that are too many for an event.
 fn cut(view: &mut View) {
     view.left_out += view.rows.len().saturating_sub(ROWS);
@@ -324,6 +340,7 @@ const fn impersonal_fields(topic: ViewTopic) -> &'static [&'static str] {
             "listener",
             "age_seconds",
             "calls",
+            RECENT_CALLS,
             "calls_per_second",
             "failed",
             "open",
@@ -381,5 +398,59 @@ const fn impersonal_fields(topic: ViewTopic) -> &'static [&'static str] {
             "shards",
         ],
         _ => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fields by which the page's own table of clients is sorted.
+    fn page_columns() -> Vec<&'static str> {
+        let page = include_str!("page.html");
+        let (_, columns) = page.split_once("  clients: [[").expect("the columns of clients");
+        let (columns, _) = columns.split_once("]],").expect("their end");
+        columns.split('[').filter_map(|column| column.split('"').nth(1)).collect()
+    }
+
+    #[test]
+    fn every_head_of_the_page_is_a_field_to_sort_by() {
+        let fields = page_columns();
+        assert!(fields.len() > 15 && fields.contains(&RECENT_CALLS), "{fields:?}");
+        for field in fields {
+            let query = format!("sort={field}&reverse=1");
+            assert!(ClientSelection::of_query(&query, PageContent::Full).is_ok(), "{field}");
+            let is_shown = impersonal_fields(ViewTopic::Clients).contains(&field);
+            assert_eq!(
+                ClientSelection::of_query(&query, PageContent::Anonymous).is_ok(),
+                is_shown,
+                "{field}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_query_with_a_fault_is_refused_with_the_reason() {
+        for (query, content, reason) in [
+            ("filter=usr=bob", PageContent::Full, "no field \"usr\": address, age_seconds, "),
+            ("filter=usr=bob", PageContent::Anonymous, "no field \"usr\": age_seconds, "),
+            ("filter=user=bob", PageContent::Anonymous, "the field \"user\" is hidden"),
+            ("sort=address", PageContent::Anonymous, "the field \"address\" is hidden"),
+            ("filter=nonsense", PageContent::Full, "\"nonsense\" is no condition"),
+            ("filter=calls%3Emany", PageContent::Full, "is no condition"),
+            ("filter=%FF", PageContent::Full, "the parameters are"),
+            ("sort", PageContent::Full, "the parameters are"),
+            ("sort=calls&sort=failed", PageContent::Full, "the parameters are"),
+            ("reverse=yes", PageContent::Full, "the parameters are"),
+            ("filters=calls%3E1", PageContent::Full, "the parameters are"),
+            (&"filter=calls%3E1&".repeat(FILTERS + 1), PageContent::Full, "the parameters are"),
+        ] {
+            let refused = ClientSelection::of_query(query, content).unwrap_err().to_string();
+            assert!(refused.contains(reason), "{query}: {refused}");
+        }
+        let most = "filter=calls%3E1&".repeat(FILTERS);
+        for query in ["", "filter=user=bob&sort=failed&reverse=1", &most] {
+            assert!(ClientSelection::of_query(query, PageContent::Full).is_ok(), "{query}");
+        }
     }
 }

@@ -124,7 +124,7 @@ impl ConnectionShutdown {
                 *limit = latest(*limit, Instant::now() + LAST_CALLS);
             }
             () = chain_invalid(shown) => {
-                tracing::info!("a client's certificate is good no more: its connection ends");
+                tracing::info!("a client's certificate is no longer valid: its connection ends");
                 *shown = None;
                 if let Some(dismiss) = dismiss.take() {
                     dismiss();

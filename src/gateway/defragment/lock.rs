@@ -166,7 +166,7 @@ impl DefragmentLock {
             ask::<crate::pb::etcdserverpb::PutResponse>(&self.upstream, &self.user, PUT, &put).await.map(drop)
         };
         if let Err(error) = noted.await {
-            tracing::info!(%member, %error, "it could not be noted that a member was defragmented");
+            tracing::info!(%member, %error, "the list of defragmented members could not be written");
         }
     }
 

@@ -129,7 +129,7 @@ async fn prove(
         }
     }
     if gateway.log_limiter.may_log() {
-        tracing::info!(%user, "login of a user who is blocked");
+        tracing::info!(%user, "login of a blocked user refused");
     }
     Err(gateway.logins.refuse(user, password, from).await)
 }

@@ -70,7 +70,7 @@ impl FollowAgreement {
                 if let Some(cluster) = agreed {
                     tracing::warn!(
                         %cluster, within = ?AGREED,
-                        "all endpoints name another cluster: followed if that lasts"
+                        "all endpoints name another cluster: Keyward follows it if that lasts"
                     );
                 }
                 self.0 = agreed.map(|cluster| (cluster, now));

@@ -111,11 +111,13 @@ pub(super) fn log_followed(left: ClusterId, followed: ClusterId) {
 
 /// Logs each change on a line of its own.
 pub(super) fn log(changes: &[MembershipChange], after: &Membership) {
+    let name =
+        |member: &MemberId| after.get(*member).map(|known| &*known.name).filter(|name| !name.is_empty());
     for change in changes {
         match change {
             MembershipChange::Pinned(cluster) => tracing::info!(%cluster, "cluster pinned"),
             MembershipChange::Leader(Some(member)) => {
-                tracing::info!(%member, term = after.term, "member became leader");
+                tracing::info!(%member, name = name(member), term = after.term, "member became leader");
             }
             MembershipChange::Leader(None) => tracing::warn!(term = after.term, "no leader is known"),
             MembershipChange::Term | MembershipChange::Renamed(_) => {
@@ -123,7 +125,7 @@ pub(super) fn log(changes: &[MembershipChange], after: &Membership) {
             }
             MembershipChange::Added(member) => {
                 if let Some(found) = after.get(*member) {
-                    tracing::info!(%member, endpoint = %found.endpoint, name = &*found.name, "member found");
+                    tracing::info!(%member, name = name(member), endpoint = %found.endpoint, "member found");
                 }
             }
             MembershipChange::Removed(member) => tracing::info!(%member, "member left"),
@@ -132,20 +134,22 @@ pub(super) fn log(changes: &[MembershipChange], after: &Membership) {
                 tracing::info!(member = %absent.id, reason, "member without a usable address");
             }
             MembershipChange::Moved(member, endpoint) => {
-                tracing::info!(%member, %endpoint, "member is reached elsewhere")
+                tracing::info!(%member, name = name(member), %endpoint, "member has another address")
             }
             MembershipChange::Role(member, role) => {
-                tracing::info!(%member, role = role.name(), "member changed its role")
+                tracing::info!(%member, name = name(member), role = role.name(), "member changed its role")
             }
             MembershipChange::Version(member, version) => {
-                tracing::info!(%member, %version, "member runs this version")
+                tracing::info!(%member, name = name(member), %version, "member runs this version")
             }
-            MembershipChange::Ready(member) => tracing::info!(%member, "member is ready"),
+            MembershipChange::Ready(member) => {
+                tracing::info!(%member, name = name(member), "member is ready")
+            }
             MembershipChange::NotReady(member, UnreadyReason::Unprobed) => {
                 tracing::debug!(%member, "member will be asked")
             }
             MembershipChange::NotReady(member, reason) => {
-                tracing::warn!(%member, %reason, "member is not ready")
+                tracing::warn!(%member, name = name(member), %reason, "member is not ready")
             }
             MembershipChange::Rival(ForeignAddress { endpoint, cluster }) => tracing::error!(
                 %endpoint, %cluster, serving = after.cluster.map(tracing::field::display),

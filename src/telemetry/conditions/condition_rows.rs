@@ -31,7 +31,7 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     ),
     event(
         "cluster_replaced",
-        "all endpoints name another cluster: followed if that lasts",
+        "all endpoints name another cluster: Keyward follows it if that lasts",
         "nothing, if the cluster was restored or replaced on purpose; else correct where the endpoints \
          lead",
     ),
@@ -158,7 +158,7 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     ),
     event(
         "fatal_request",
-        "refused for the sake of the members",
+        "refused: members would end, or differ",
         "find the client in the access log, and upgrade etcd: see open_holes and member_weaknesses",
     ),
     event(
@@ -191,7 +191,7 @@ pub static CONDITIONS: &[LoggedCondition] = &[
         "the lock of a defragmentation was lost while a member is under way",
         "defragment through no other replica before the member has ended",
     ),
-    checked("calls_shed", "calls are shed for the cluster's sake, while not 0", "sheds"),
+    checked("calls_shed", "calls are shed while db or latency is not 0", "sheds"),
     // Clients.
     event(
         "connection_unaccepted",
@@ -227,7 +227,7 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     until(
         "shard_stuck",
         "a shard is stuck or gone",
-        "all shards turn again",
+        "all shards make progress again",
         "look for a stopped or starved process; if it lasts, restart Keyward and report it",
     ),
     event(
@@ -481,7 +481,7 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     ),
     event(
         "admin_foreign_user",
-        "another user's admin command was not listened to",
+        "an admin command of another user was refused",
         "give orders as root or as the user that Keyward runs as",
     ),
     lasting(
@@ -496,7 +496,7 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     ),
     event(
         "audit_file_not_left",
-        "the audit file is not left, and this process goes on",
+        "the audit file is not handed over, and this process goes on",
         "by the reason in the finding; then repeat the hand-over",
     ),
     event(

@@ -29,13 +29,12 @@ impl DoctorInputs<'_> {
             }
         };
         if let Some(about) = raised("NOSPACE") {
-            let revision = self.examined.iter().filter_map(|(_, told)| told.as_ref()?.revision).max();
-            let revision = revision.map_or_else(|| "REVISION".to_owned(), |revision| revision.to_string());
+            // No revision is printed: a revision of before the deletion keeps the deleted values.
             let what = "the quota is used up: the whole cluster refuses writes";
-            let fix = format!(
-                "etcdctl compact --physical {revision} && etcdctl defrag --cluster && etcdctl alarm disarm; \
-                 then auto-compaction"
-            );
+            let fix = "first delete the keys that nobody needs: etcdctl del PREFIX --prefix; then compact at \
+                a revision of after the deletion, as `etcdctl endpoint status -w json` names it: etcdctl \
+                --command-timeout=10m compact --physical REVISION && etcdctl --command-timeout=10m defrag && \
+                etcdctl alarm disarm; then auto-compaction";
             findings.error("alarm_nospace", about, what, fix);
         }
         if let Some(about) = raised("CORRUPT") {

@@ -52,14 +52,15 @@ pub(super) fn check(config: &Config, now: SystemTime, findings: &mut DoctorFindi
             }
             left => (Severity::Warning, format!("it ends in {} days", left.as_secs() / 86_400)),
         };
-        let what = format!("{when}: then {}", certificate.usage.loss());
+        let then = if left.is_zero() { "" } else { "then " };
+        let what = format!("{when}: {then}{}", certificate.usage.loss());
         findings.add(
             severity,
             "certificate",
             certificate.key(),
             what,
             // `CertificateUse::file_key` names the file, and `reload::key_table` follows each of them.
-            "renew it in place: files are followed",
+            "renew it in place: Keyward follows the file",
         );
     }
 }

@@ -14,18 +14,18 @@ pub(super) fn check(state: &ReloadState, findings: &mut DoctorFindings) {
              a start may refuse it, too: {}",
             state.faults.join("; ")
         );
-        let fix = "mend the file: keyward check tells all faults; then keyward reload";
+        let fix = "keyward check names every fault of the file; correct them, then keyward reload";
         findings.error("config_not_reloaded", "configuration", what, fix);
     }
     for key in &state.pending_restart {
-        let what = "it says otherwise in the file: that is not in force, and waits for a restart";
-        let fix = "keyward drain, and start it again; with several replicas, one after the other";
+        let what = "the file has another value than the one in force: the change waits for a restart";
+        let fix = "keyward drain, then start the service again; with several replicas, one after the other";
         findings.warning("restart_pending", *key, what, fix);
     }
     for weaker in &state.weaker {
         let fix =
-            "if nobody meant it, put the former value back; the audit log has the reload with its cause";
-        let what = format!("a reload has weakened it within the last day: {}", weaker.change);
+            "if this was not intended, put the former value back; the audit log has the reload and its cause";
+        let what = format!("a reload within the last day has weakened the protection: {}", weaker.change);
         findings.warning("configuration_weaker", "configuration", what, fix);
     }
 }
