@@ -14,6 +14,7 @@ use super::audit_folder::FileId;
 use super::chain::ChainEnd;
 use super::file::{AuditFile, last_line, open, tail};
 use super::rotation;
+use crate::telemetry::printable::cut_to;
 
 /// Bytes of a name in a record.
 const LONGEST_NAME: usize = 512;
@@ -93,8 +94,7 @@ fn moved_file(file: &File, metadata: &fs::Metadata, path: &Path) -> MovedFile {
         Some(present) => present.to_string_lossy().into_owned(),
         None => old_name(),
     };
-    let end = (0..=LONGEST_NAME.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
-    name.truncate(end.unwrap_or(0));
+    name.truncate(cut_to(&name, LONGEST_NAME).len());
     MovedFile { name, is_removed: false }
 }
 

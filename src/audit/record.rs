@@ -16,6 +16,7 @@ use time::OffsetDateTime;
 
 use super::left_out::LeftOutPeer;
 use crate::rpc::key_range::{KeyRange, RangeEnd, end_of_prefix};
+use crate::telemetry::printable::cut_to;
 
 /// Ranges in one record; further ranges are counted only.
 const MOST_RANGES: usize = 64;
@@ -550,8 +551,7 @@ pub fn body(record: &impl Serialize) -> Vec<u8> {
 /// The begin of a name, as far as a record has it.
 #[must_use]
 pub fn cut_name(name: &str) -> &str {
-    let end = (0..=LONGEST_NAME.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
-    &name[..end.unwrap_or(0)]
+    cut_to(name, LONGEST_NAME)
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

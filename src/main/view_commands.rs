@@ -25,6 +25,24 @@ pub(super) struct ShowArguments {
     /// What to show.
     #[arg(value_parser = topics())]
     topic: ViewTopic,
+    /// Looks twice, at this interval, and adds rates: calls_per_second, bytes_in_per_second,
+    /// bytes_out_per_second, events_per_second.
+    #[arg(long, value_parser = config::duration, value_name = "TIME")]
+    over: Option<Duration>,
+    #[command(flatten)]
+    rows: RowArguments,
+}
+
+/// Arguments of `keyward policy shadow`.
+#[derive(Args)]
+pub(super) struct ShadowArguments {
+    #[command(flatten)]
+    rows: RowArguments,
+}
+
+/// The rows wanted, their order and form, and the replica that is asked.
+#[derive(Args)]
+struct RowArguments {
     /// A field of the JSON output: numbers from the highest, texts in alphabetical order. Each topic has an
     /// order of its own by default.
     #[arg(long, value_name = "FIELD")]
@@ -34,28 +52,6 @@ pub(super) struct ShowArguments {
     reverse: bool,
     /// Only rows for which the condition holds: FIELD=TEXT, FIELD~PART, FIELD>NUMBER, FIELD<NUMBER. Repeated
     /// conditions must all hold.
-    #[arg(long, value_name = "CONDITION")]
-    filter: Vec<RowFilter>,
-    /// Looks twice, at this interval, and adds rates: calls_per_second, bytes_in_per_second,
-    /// bytes_out_per_second, events_per_second.
-    #[arg(long, value_parser = config::duration, value_name = "TIME")]
-    over: Option<Duration>,
-    #[command(flatten)]
-    as_what: TableArgs,
-    #[command(flatten)]
-    at: AdminSocketArgs,
-}
-
-/// Arguments of `keyward policy shadow`.
-#[derive(Args)]
-pub(super) struct ShadowArguments {
-    /// A field of the JSON output: numbers from the highest, texts in alphabetical order. Default: requests.
-    #[arg(long, value_name = "FIELD")]
-    sort: Option<String>,
-    /// Turns the order round.
-    #[arg(long)]
-    reverse: bool,
-    /// Only rows for which the condition holds, as in `keyward show`: peer=password:alice, action=lease.
     #[arg(long, value_name = "CONDITION")]
     filter: Vec<RowFilter>,
     #[command(flatten)]
@@ -72,31 +68,32 @@ fn topics() -> impl clap::builder::TypedValueParser<Value = ViewTopic> {
 impl ShowArguments {
     /// Prints the view.
     pub(super) fn run(self) -> ExitCode {
-        let socket = match self.at.socket() {
+        let Self { topic, over, rows } = self;
+        let socket = match rows.at.socket() {
             Ok(socket) => socket,
             Err(code) => return code,
         };
         let at = || AdminSocketArgs { socket: Some(socket.clone()), config: None };
         let mut earlier = None;
-        if let Some(time) = self.over {
-            match ask(at(), self.topic) {
+        if let Some(time) = over {
+            match ask(at(), topic) {
                 Ok(view) => earlier = Some(view),
                 Err(code) => return code,
             }
             #[expect(clippy::disallowed_methods, reason = "the process of a command has no shard")]
             std::thread::sleep(time);
         }
-        let mut view = match ask(at(), self.topic) {
+        let mut view = match ask(at(), topic) {
             Ok(view) => view,
             Err(code) => return code,
         };
         if let Some(earlier) = earlier {
             view.add_rates(&earlier);
         }
-        if let Err(error) = view.arrange(self.sort.as_deref(), self.reverse, &self.filter) {
+        if let Err(error) = view.arrange(rows.sort.as_deref(), rows.reverse, &rows.filter) {
             return fail(&error.to_string(), ExitCode::from(UNUSABLE));
         }
-        let printed = match self.as_what.output {
+        let printed = match rows.as_what.output {
             TableForm::Table => write!(io::stdout(), "{}", view.table(TableWidth::Fit)),
             TableForm::Wide => write!(io::stdout(), "{}", view.table(TableWidth::Wide)),
             TableForm::Json => print_json(&view),
@@ -108,8 +105,7 @@ impl ShowArguments {
 impl ShadowArguments {
     /// Prints the view.
     pub(super) fn run(self) -> ExitCode {
-        let Self { sort, reverse, filter, as_what, at } = self;
-        ShowArguments { topic: ViewTopic::Shadow, sort, reverse, filter, over: None, as_what, at }.run()
+        ShowArguments { topic: ViewTopic::Shadow, over: None, rows: self.rows }.run()
     }
 }
 

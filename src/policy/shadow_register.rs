@@ -20,6 +20,7 @@ use crate::rpc::key_range::{KeyRange, RangeEnd, end_of_prefix};
 use crate::rpc::method::{Handler, Method};
 use crate::rpc::touch::{Action, Touch, TouchTarget};
 use crate::telemetry::policy_metrics::PolicyMetrics;
+use crate::telemetry::printable::cut_to;
 
 /// Peers with rows of their own.
 const MOST_PEERS: usize = 256;
@@ -181,7 +182,7 @@ impl ShadowRegister {
                 last: now,
                 counted,
             };
-            missing.add(Some(cut(peer)), grant);
+            missing.add(Some(cut_to(peer, LONGEST_NAME)), grant);
         };
         let mut add_touch = |touch: Touch<'_>, denial| match touch.target {
             TouchTarget::Keys(range) => add(touch.action, MissingKeys::of(&range), denial),
@@ -201,7 +202,7 @@ impl ShadowRegister {
                 permits.explain_keys(action, keys.iter().map(|key| &key[..]), &mut each);
             }
             DeniedPart::UnknownMethod(path) => {
-                add(denial.action, MissingKeys::UnknownMethod(cut(path).into()), denial);
+                add(denial.action, MissingKeys::UnknownMethod(cut_to(path, LONGEST_NAME).into()), denial);
             }
             DeniedPart::Nothing => return,
         }
@@ -309,11 +310,6 @@ impl MissingKeys {
             }
         }
     }
-}
-
-fn cut(name: &str) -> &str {
-    let end = (0..=LONGEST_NAME.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
-    name.get(..end.unwrap_or_default()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, Filter};
 
 use super::ACCESS;
+use super::printable::cut_to;
 
 pub use condition_rows::CONDITIONS;
 
@@ -233,9 +234,7 @@ impl RecordText {
         let gap = if self.details.is_empty() { "" } else { " " };
         _ = write!(self.details, "{gap}{}={value}", field.name());
         if self.details.len() > DETAILS {
-            let is_whole = |at: &usize| self.details.is_char_boundary(*at);
-            let end = (0..=DETAILS).rev().find(is_whole).unwrap_or(0);
-            self.details.truncate(end);
+            self.details.truncate(cut_to(&self.details, DETAILS).len());
             self.details.push('…');
         }
     }

@@ -1,8 +1,8 @@
 //! Text that a terminal shows and does not obey.
 //!
 //! Owns: the characters that a terminal obeys or that change the order of a line, and their escapes in text,
-//! in JSON and in a page of metrics. Must not know: the source of a text. Invariant: an escaped text has none
-//! of these characters, and two texts stay two.
+//! in JSON and in a page of metrics; where a long text is cut. Must not know: the source of a text.
+//! Invariant: an escaped text has none of these characters, and two texts stay two.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
@@ -13,6 +13,13 @@ fn is_obeyed(character: char) -> bool {
     character.is_control()
         || matches!(character,
             '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// The begin of the text: at most `bytes` bytes, and whole characters.
+#[must_use]
+pub fn cut_to(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
 }
 
 /// The text, escaped as in Rust if it has such a character.
