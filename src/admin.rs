@@ -110,7 +110,7 @@ impl AdminState {
             return Some("a shard is stuck".into());
         }
         if !self.register.is_known() {
-            return Some("the revocations are not known yet".into());
+            return Some("the revocations are not known".into());
         }
         if self.policy.as_ref().is_some_and(|policy| !policy.status().is_known) {
             return Some("the stored policy is not known yet".into());

@@ -191,7 +191,7 @@ async fn without_etcd_the_last_copy_is_good_for_a_while_and_none_for_nothing() {
     let (code, said) = command(&keyward, &["revoke", "alice"]).await;
     assert_eq!(code, Some(1), "{said}");
 
-    let gone = async || (keyward.admin("/readyz").await.1.contains("revoked")).then_some(());
+    let gone = async || keyward.admin("/readyz").await.1.contains("revocations are not known").then_some(());
     wait::until(LIMIT, "it says that it does not know", gone).await;
     for token in [&alice, &bob] {
         assert_eq!(put(&keyward, token).await.0, 14, "no word on the token itself");

@@ -48,7 +48,9 @@ impl Front {
     /// Starts them as stage 1 has them.
     pub(super) async fn start(cluster: &Cluster) -> Front {
         let clients = Pki::new(&cluster.folder().join("clients-pki"));
-        let mut blocks = page::blocks(PAGE, "toml").into_iter();
+        // The page's policy is a file of its own, and no part of the configuration.
+        let is_policy = |block: &String| block.starts_with("[[role]]");
+        let mut blocks = page::blocks(PAGE, "toml").into_iter().filter(|block| !is_policy(block));
         let base = blocks.next().expect("stage 1 has a configuration");
         let blocks =
             blocks.map(|block| block.replace("key = \"mint.key\"", "key = \"mint.key\"\nlifetime = \"5s\""));
