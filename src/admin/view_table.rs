@@ -153,7 +153,7 @@ const CLIENT_COLUMNS: [ViewColumn; 23] = [
     ("leases", "LEASES", Count, Always),
     ("unread_bytes", "UNREAD", Bytes, WideOnly),
     ("last_error", "LAST ERROR", Text, Always),
-    ("last_error_by", "REFUSED BY", Text, Always),
+    ("last_error_by", "REFUSED BY", Text, WideOnly),
     ("last_error_rule", "RULE", Text, WideOnly),
     ("last_error_seconds", "ERROR AGE", Age, WideOnly),
     ("kicked", "KICKED", Text, WideOnly),
