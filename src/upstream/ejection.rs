@@ -162,7 +162,7 @@ fn eject(members: &Membership, member: &Member, why: Ejection, now: Instant) {
     if may {
         let lasts = member.load.eject(now, why);
         tracing::warn!(
-            member = %member.id, reason = why.name(), seconds = lasts.as_secs(),
+            member = %member.id, name = &*member.name, reason = why.name(), seconds = lasts.as_secs(),
             "member is ejected: it gets no calls that others can serve"
         );
     }
@@ -206,7 +206,7 @@ pub async fn suspect_hung_members(upstream: Rc<UpstreamClient>) {
         for member in &members.members {
             if is_hung(&members, member, now) {
                 tracing::info!(
-                    member = %member.id, waiting = member.load.in_flight(),
+                    member = %member.id, name = &*member.name, waiting = member.load.in_flight(),
                     "member answers nothing while others do: it gets no calls before a probe succeeds"
                 );
                 member.suspect();

@@ -131,7 +131,8 @@ pub async fn leave_unfit_members(upstream: Rc<UpstreamClient>) {
                 EvacuationCause::Unfit => upstream.pool.give_up(member, Lane::Stream),
             };
             if connections > 0 {
-                tracing::info!(%member, connections, reason = why.name(), "streams leave a member");
+                let name = members.get(member).map_or("", |member| &*member.name);
+                tracing::info!(%member, name, connections, reason = why.name(), "streams leave a member");
             }
         }
         // A member not evacuated for want of a refuge waits for the next change, or the next look.

@@ -74,7 +74,8 @@ pub(super) async fn defragment(
 ) -> Result<Bytes, DefragmentFailure> {
     let freed = DrainedMember::new(upstream, member);
     if freed.is_free() && timeout(CALLS, idle(member)).await.is_err() {
-        tracing::info!(member = %member.id, "calls go on at a member that is about to be defragmented");
+        let name = &*member.name;
+        tracing::info!(member = %member.id, name, "calls go on at a member that is about to be defragmented");
     }
     if !may_begin() {
         return Err(DefragmentFailure::NoTime);

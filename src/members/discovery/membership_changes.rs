@@ -3,6 +3,8 @@
 //! Owns: the comparison and the log texts. Must not know: the origin of the snapshots.
 //! Invariant: two snapshots differing only in times and raft indexes have no changes.
 
+use std::sync::Arc;
+
 use crate::config::Endpoint;
 use crate::identity::{ClusterId, MemberId};
 use crate::members::membership::{
@@ -19,7 +21,7 @@ pub(super) enum MembershipChange {
     Leader(Option<MemberId>),
     Term,
     Added(MemberId),
-    Removed(MemberId),
+    Removed(MemberId, Arc<str>),
     Absent(AbsentMember),
     Moved(MemberId, Endpoint),
     Role(MemberId, Role),
@@ -57,7 +59,7 @@ pub(super) fn between(before: &Membership, after: &Membership) -> Vec<Membership
         }
     }
     let gone = before.members.iter().filter(|member| after.get(member.id).is_none());
-    changes.extend(gone.map(|member| MembershipChange::Removed(member.id)));
+    changes.extend(gone.map(|member| MembershipChange::Removed(member.id, Arc::clone(&member.name))));
     changes.extend(fresh(&before.absent, &after.absent).map(MembershipChange::Absent));
     if before.leader != after.leader {
         changes.push(MembershipChange::Leader(after.leader));
@@ -109,13 +111,16 @@ pub(super) fn log_followed(left: ClusterId, followed: ClusterId) {
     );
 }
 
-/// Logs each change on a line of its own.
+/// Logs each change on a line of its own. A line about a member has the name that operators gave it.
 pub(super) fn log(changes: &[MembershipChange], after: &Membership) {
+    // A member tells its name with its first member list.
+    let name_of = |member: &MemberId| Some(&*after.get(*member)?.name).filter(|name| !name.is_empty());
     for change in changes {
         match change {
             MembershipChange::Pinned(cluster) => tracing::info!(%cluster, "cluster pinned"),
             MembershipChange::Leader(Some(member)) => {
-                tracing::info!(%member, term = after.term, "member became leader");
+                let (name, term) = (name_of(member), after.term);
+                tracing::info!(%member, name, term, "member became leader");
             }
             MembershipChange::Leader(None) => tracing::warn!(term = after.term, "no leader is known"),
             MembershipChange::Term | MembershipChange::Renamed(_) => {
@@ -126,26 +131,28 @@ pub(super) fn log(changes: &[MembershipChange], after: &Membership) {
                     tracing::info!(%member, endpoint = %found.endpoint, name = &*found.name, "member found");
                 }
             }
-            MembershipChange::Removed(member) => tracing::info!(%member, "member left"),
+            MembershipChange::Removed(member, name) => tracing::info!(%member, name = &**name, "member left"),
             MembershipChange::Absent(absent) => {
-                let reason = absent.why.text();
-                tracing::info!(member = %absent.id, reason, "member without a usable address");
+                let (name, reason) = (&*absent.name, absent.why.text());
+                tracing::info!(member = %absent.id, name, reason, "member without a usable address");
             }
             MembershipChange::Moved(member, endpoint) => {
-                tracing::info!(%member, %endpoint, "member is reached elsewhere")
+                tracing::info!(%member, name = name_of(member), %endpoint, "member is reached elsewhere")
             }
             MembershipChange::Role(member, role) => {
-                tracing::info!(%member, role = role.name(), "member changed its role")
+                tracing::info!(%member, name = name_of(member), role = role.name(), "member changed its role")
             }
             MembershipChange::Version(member, version) => {
-                tracing::info!(%member, %version, "member runs this version")
+                tracing::info!(%member, name = name_of(member), %version, "member runs this version")
             }
-            MembershipChange::Ready(member) => tracing::info!(%member, "member is ready"),
+            MembershipChange::Ready(member) => {
+                tracing::info!(%member, name = name_of(member), "member is ready");
+            }
             MembershipChange::NotReady(member, UnreadyReason::Unprobed) => {
                 tracing::debug!(%member, "member will be asked")
             }
             MembershipChange::NotReady(member, reason) => {
-                tracing::warn!(%member, %reason, "member is not ready")
+                tracing::warn!(%member, name = name_of(member), %reason, "member is not ready")
             }
             MembershipChange::Rival(ForeignAddress { endpoint, cluster }) => tracing::error!(
                 %endpoint, %cluster, serving = after.cluster.map(tracing::field::display),
@@ -167,8 +174,6 @@ pub(super) fn log(changes: &[MembershipChange], after: &Membership) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use tokio::time::Instant;
 
     use super::*;
@@ -242,7 +247,7 @@ mod tests {
             MembershipChange::NotReady(id(1), UnreadyReason::Learner),
             MembershipChange::Added(id(3)),
             MembershipChange::Ready(id(3)),
-            MembershipChange::Removed(id(2)),
+            MembershipChange::Removed(id(2), "m2".into()),
             MembershipChange::Leader(None),
             MembershipChange::Term,
             MembershipChange::Serving(ServingState::NoKnownLeader),
