@@ -45,6 +45,7 @@ use crate::revocation::RevocationRegister;
 use crate::telemetry::conditions::standing_conditions;
 use crate::telemetry::exposition::ExpositionFormat;
 use crate::telemetry::metrics::{CounterFamily, Metrics};
+use crate::telemetry::printable::escaped;
 use crate::telemetry::writer::LOSSES;
 use drain::{Exit, Stage};
 pub use http_server::serve;
@@ -108,10 +109,16 @@ impl AdminState {
             return Some("a shard is stuck".into());
         }
         if !self.register.is_known() {
-            return Some("it is not known who was revoked".into());
+            let unread = self.register.unread_reason();
+            return Some(with_reason(
+                "it is not known who was revoked",
+                unread.as_deref().map(String::as_str),
+            ));
         }
-        if self.policy.as_ref().is_some_and(|policy| !policy.status().is_known) {
-            return Some("the stored policy is not known yet".into());
+        if let Some(policy) =
+            self.policy.as_ref().map(PolicyRegister::status).filter(|policy| !policy.is_known)
+        {
+            return Some(with_reason("the stored policy is not known yet", policy.unread.as_deref()));
         }
         // The disk is this replica's own: another replica takes the writes that this one refuses.
         if self.audit_obstacle() == Some(AuditObstacle::File) {
@@ -297,6 +304,12 @@ impl AdminState {
             ExpositionFormat::PrometheusText => format.convert(open_metrics),
         })
     }
+}
+
+/// A state with the reason for it, if known. The reason may have a text of a member.
+fn with_reason(state: &str, reason: Option<&str>) -> String {
+    let reason = reason.map(|reason| format!(": {}", escaped(reason)));
+    format!("{state}{}", reason.unwrap_or_default())
 }
 
 /// Binds the admin address.

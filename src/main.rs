@@ -44,7 +44,7 @@ use keyward::admin::table::TableWidth;
 use keyward::app::control_runtime::ControlRuntime;
 use keyward::app::{self, audit_files};
 use keyward::audit::head_signature;
-use keyward::config::{self, Config, ConfigFaults, ConfigSources, ConfigWarning};
+use keyward::config::{self, Config, ConfigFault, ConfigFaults, ConfigSources, ConfigWarning};
 use keyward::reload;
 use keyward::telemetry;
 use keyward::telemetry::printable;
@@ -69,7 +69,7 @@ const NOT_KEPT: u8 = 74;
 /// `EX_TEMPFAIL`.
 const UNKNOWN: u8 = 75;
 
-/// Follows the faults of a configuration without a file.
+/// Follows the lack of a required key where no file is named.
 const WITHOUT_FILE: &str = "no configuration file is named: give --config FILE, or --endpoints URLS and \
     --listen ADDRESS, or set keys by variables (KEYWARD_CLUSTER__ENDPOINTS=…)";
 
@@ -554,9 +554,14 @@ fn hash_password() -> ExitCode {
 
 /// Prints the faults to stderr: the log is not set up yet, and its settings may be among the faults.
 fn refuse(faults: &ConfigFaults, sources: &ConfigSources) -> ExitCode {
-    let told = writeln!(io::stderr(), "{faults}").and_then(|()| match sources.file() {
-        Some(_) => Ok(()),
-        None => writeln!(io::stderr(), "{WITHOUT_FILE}"),
+    // A flag or variable with a fault is a way to give the key.
+    let is_lacking = |fault: &ConfigFault| {
+        ["cluster.endpoints", "listener"].contains(&fault.path.as_str()) && fault.place.is_none()
+    };
+    let has_no_way = sources.file().is_none() && faults.iter().any(is_lacking);
+    let told = writeln!(io::stderr(), "{faults}").and_then(|()| match has_no_way {
+        true => writeln!(io::stderr(), "{WITHOUT_FILE}"),
+        false => Ok(()),
     });
     finish(told, ExitCode::from(UNUSABLE))
 }

@@ -88,8 +88,10 @@ fn the_reference_is_valid() {
     let reference = concat!(env!("CARGO_MANIFEST_DIR"), "/config.toml");
     let (code, stdout, stderr) = check(reference);
     assert_eq!((code, stdout.as_str()), (0, "configuration is valid\n"), "{stderr}");
-    assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    assert!(stderr.starts_with("warning: session.key_files: "), "{stderr}");
+    assert_eq!(stderr.lines().filter(|line| line.starts_with("warning: ")).count(), 2, "{stderr}");
+    for key in ["revocation", "session.key_files"] {
+        assert!(stderr.contains(&format!("warning: {key}: ")), "{key} in {stderr}");
+    }
 
     let (code, stdout, _) = run(keyward(&["check"]).env("KEYWARD_CONFIG", reference));
     assert_eq!((code, stdout.as_str()), (0, "configuration is valid\n"));

@@ -6,6 +6,7 @@
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use keyward::app::config_check::{ConfigReport, ConfigVerdict};
@@ -50,7 +51,7 @@ impl CheckArguments {
             Ok(loaded) => loaded,
             Err(faults) => return unusable(self.output, &faults, &sources),
         };
-        let report = match ConfigReport::of_config(&config, &warnings, self.dial) {
+        let report = match ConfigReport::of_config(&Arc::new(config), &warnings, self.dial) {
             Ok(report) => report,
             Err(error) => return fail(&error.to_string(), ExitCode::FAILURE),
         };

@@ -233,7 +233,8 @@ async fn a_replica_cut_off_from_etcd_keeps_the_last_generation_also_over_a_resta
         let config = site.in_front_of(&cluster) + LINES;
         let blank = Keyward::start_unready(site, &config).await;
         let (status, said) = blank.admin("/readyz").await;
-        assert_eq!((status, said.as_str()), (503, "the stored policy is not known yet\n"));
+        // With the reason, once a read has failed.
+        assert!(status == 503 && said.starts_with("the stored policy is not known yet"), "{status}: {said}");
         let caller = Caller::anybody(blank.site().listen).await;
         assert_eq!(read(&caller, &["/generation/1"]).await, Code::Unavailable);
         assert_eq!(read(&caller, &["/other"]).await, Code::Unavailable);
