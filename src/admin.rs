@@ -5,6 +5,7 @@
 //! changes state (commands come by `socket`); answers hold no secret, and, unless `admin.page` is `full`, no
 //! key, and no user except for those with a certificate in the configuration.
 
+mod column_layout;
 pub mod doctor;
 pub mod drain;
 mod http_server;
@@ -12,6 +13,7 @@ pub mod machine_troubles;
 mod member_figures;
 pub mod operator_actions;
 pub mod other_replicas;
+mod policy_listing;
 mod request_origin;
 mod revocation_effect;
 pub mod session_listing;

@@ -36,7 +36,7 @@ use crate::policy::rules_in_force::RulesInForce;
 use crate::published::Published;
 use crate::telemetry::policy_store_metrics::PolicyStoreMetrics;
 
-pub use command::{PolicyAnswer, PolicyCommand, PolicyStoreError};
+pub use command::{GenerationRow, GrantRow, PolicyAnswer, PolicyCommand, PolicyListing, PolicyStoreError};
 
 /// Maximum of queued commands. Operators send commands one at a time.
 const ORDERS: usize = 16;

@@ -10,8 +10,14 @@ mod audited_reloads;
 #[path = "cli/first_minutes.rs"]
 mod first_minutes;
 #[cfg(test)]
+#[path = "cli/help.rs"]
+mod help;
+#[cfg(test)]
 #[path = "cli/state_files.rs"]
 mod state_files;
+#[cfg(test)]
+#[path = "cli/terminal_widths.rs"]
+mod terminal_widths;
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -509,8 +515,9 @@ fn a_process_that_is_not_watched_reports_no_life() {
 /// The names of the commands in a help text.
 fn commands_of(arguments: &[&str]) -> Vec<String> {
     let (_, stdout, _) = run(&mut keyward(&[arguments, &["--help"]].concat()));
-    let listed = stdout.split_once("Commands:\n").map_or("", |(_, rest)| rest);
-    let names = listed.lines().take_while(|line| !line.is_empty()).filter_map(|line| {
+    // Of the program itself, the commands stand in groups.
+    let listed = stdout.split("Options:\n").next().unwrap_or_default();
+    let names = listed.lines().filter_map(|line| {
         line.strip_prefix("  ").filter(|line| !line.starts_with(' '))?.split_whitespace().next()
     });
     names.filter(|name| *name != "help").map(str::to_owned).collect()
@@ -589,8 +596,7 @@ fn every_topic_is_shown_as_a_table_and_as_json() {
             let head = stdout.lines().next().unwrap_or_default();
             let is_head = !head.is_empty() && head == head.to_uppercase();
             assert!(code == 0 && stderr.is_empty() && is_head, "{topic}: {stdout}{stderr}");
-            let fits = stdout.lines().all(|line| line.chars().count() <= 100);
-            assert!(fits || form == "wide", "{stdout}");
+            assert!(!stdout.contains('…'), "a pipe gets whole rows: {stdout}");
         }
     }
     let shown = |arguments: &[&str]| served.ask(&[&["show"], arguments].concat());
