@@ -23,6 +23,8 @@ mod generated_files;
 mod init_command;
 #[path = "main/output_form.rs"]
 mod output_form;
+#[path = "main/policy_answers.rs"]
+mod policy_answers;
 #[path = "main/policy_file_commands.rs"]
 mod policy_file_commands;
 #[path = "main/replica_answers.rs"]

@@ -1036,6 +1036,9 @@ fn a_verdict_is_explained_by_its_grant_or_its_lack() {
             "peer     password:al\nroles    team\nmode     shadow\nwrite    key \"/teams/al/x\": allowed by team.allow[0]\nverdict  allowed\n"
         )
     );
+    let (code, stdout, _) = explain(&["password:al", "Put", "/teams/bo/x", "-o", "json"]);
+    let told: serde_json::Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!((code, &told["allowed"], &told["lines"][1]), (1, &false.into(), &"roles    team".into()));
     let (code, stdout, _) = explain(&["password:al", "Put", "/teams/al/frozen"]);
     assert!(code == 1 && stdout.contains("refused: team.deny[0]"), "{stdout}");
     let (code, stdout, _) = explain(&["password:al", "DeleteRange", "/teams/bo/", "--prefix"]);
@@ -1069,6 +1072,15 @@ fn a_table_of_verdicts_is_compared_with_the_policy() {
     };
     let right = row("/teams/al/x", "allow") + &row("/teams/al/frozen", "deny");
     assert_eq!(test(&right).0, 0);
+    let table = write(folder.path(), "table.toml", &(right.clone() + &row("/teams/bo/x", "allow")));
+    let files = ["--policy", &policy, "--config", &config, "-o", "json"];
+    let (code, stdout, _) = run(&mut keyward(&[&["policy", "test", &table], &files[..]].concat()));
+    let told: serde_json::Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!((code, &told["calls"], &told["as_expected"]), (1, &3.into(), &false.into()));
+    let checked = ["policy", "check", &policy, "--config", &config, "-o", "json"];
+    let (code, stdout, _) = run(&mut keyward(&checked));
+    let told: serde_json::Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!((code, &told["reachable"], &told["warnings"]), (0, &true.into(), &serde_json::json!([])));
     let (code, stdout, _) = test(&(right + &row("/teams/bo/x", "allow")));
     assert_eq!(code, 1);
     assert!(stdout.contains("test[2]") && stdout.contains("3 calls: 1 not as expected"), "{stdout}");

@@ -18,27 +18,34 @@ use keyward::config::{self, ConfigSources};
 use keyward::policy::learned::LearningBounds;
 
 use super::config_arguments::ConfigFile;
+use super::output_form::{OutputArgs, OutputForm};
+use super::policy_answers::{print_checked, print_explained, print_tested};
 use super::{UNUSABLE, fail, finish};
 
 /// Commands about policy files.
 #[derive(Subcommand)]
 pub(crate) enum PolicyFileArguments {
-    /// Prints all faults of a policy file, and grants without effect. Exit code 64 for faults, 1 for rules
-    /// that can apply to no caller of the configuration's listeners.
+    /// Prints all faults of a policy file, and grants without effect.
+    ///
+    /// A rule that can apply to no caller of the configuration's listeners is an error.
     Check {
         /// The policy file.
         file: PathBuf,
         #[command(flatten)]
+        as_what: OutputArgs,
+        #[command(flatten)]
         config: ConfigFile,
     },
-    /// Compares the verdicts on a table of calls with the expected ones. Exit code 1 for any difference.
+    /// Compares the verdicts on a table of calls with the expected ones.
     Test {
         /// The table: a TOML file with [[test]] tables.
         table: PathBuf,
         #[command(flatten)]
+        as_what: OutputArgs,
+        #[command(flatten)]
         policy: PolicyFile,
     },
-    /// Explains the verdict on a call. Exit code 1 for a refused call.
+    /// Explains the verdict on a call.
     Explain(ExplainArguments),
     /// Prints the smallest policy that would have allowed the calls in an audit log.
     Learn(LearnArguments),
@@ -83,6 +90,8 @@ pub(crate) struct ExplainArguments {
     #[arg(long, value_name = "NAME=VALUE")]
     claim: Vec<String>,
     #[command(flatten)]
+    as_what: OutputArgs,
+    #[command(flatten)]
     policy: PolicyFile,
 }
 
@@ -110,16 +119,20 @@ impl PolicyFileArguments {
     /// Runs the command.
     pub(crate) fn run(self) -> ExitCode {
         match self {
-            Self::Check { file, config } => check(&config.sources(), &file),
-            Self::Test { table, policy } => test(&table, &policy),
+            Self::Check { file, as_what, config } => check(&config.sources(), &file, as_what.output),
+            Self::Test { table, as_what, policy } => test(&table, &policy, as_what.output),
             Self::Explain(arguments) => arguments.run(),
             Self::Learn(arguments) => arguments.run(),
         }
     }
 }
 
-fn check(sources: &ConfigSources, file: &Path) -> ExitCode {
+fn check(sources: &ConfigSources, file: &Path, form: OutputForm) -> ExitCode {
     match CheckedPolicy::read(sources, Some(file)) {
+        Ok(checked) if form == OutputForm::Json => {
+            let code = if checked.unreachable.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            finish(print_checked(&checked.warnings, &checked.unreachable), code)
+        }
         Ok(checked) => {
             let mut printed = Ok(());
             for warning in &checked.warnings {
@@ -135,9 +148,13 @@ fn check(sources: &ConfigSources, file: &Path) -> ExitCode {
     }
 }
 
-fn test(table: &Path, policy: &PolicyFile) -> ExitCode {
+fn test(table: &Path, policy: &PolicyFile, form: OutputForm) -> ExitCode {
     let checked = CheckedPolicy::read(&policy.config.sources(), policy.policy.as_deref());
     match checked.and_then(|checked| checked.test(table)) {
+        Ok((count, others)) if form == OutputForm::Json => {
+            let code = if others.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            finish(print_tested(count, &others), code)
+        }
         Ok((count, others)) if others.is_empty() => {
             finish(writeln!(io::stdout(), "{count} calls: all as expected"), ExitCode::SUCCESS)
         }
@@ -169,7 +186,11 @@ impl ExplainArguments {
         match checked.and_then(|checked| checked.explain(&call)) {
             Ok(explained) => {
                 let code = if explained.is_allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-                finish(write!(io::stdout(), "{}", explained.text), code)
+                let printed = match self.as_what.output {
+                    OutputForm::Table => write!(io::stdout(), "{}", explained.text),
+                    OutputForm::Json => print_explained(explained.is_allowed, &explained.text),
+                };
+                finish(printed, code)
             }
             Err(error) => unusable(&error),
         }
