@@ -5,6 +5,7 @@
 //! changes state (commands come by `socket`); answers hold no secret, and, unless `admin.page` is `full`, no
 //! key, and no user except for those with a certificate in the configuration.
 
+mod column_layout;
 pub mod doctor;
 pub mod drain;
 pub mod explained_calls;
@@ -14,6 +15,7 @@ pub mod machine_troubles;
 mod member_figures;
 pub mod operator_actions;
 pub mod other_replicas;
+mod policy_listing;
 mod request_origin;
 mod revocation_effect;
 pub mod session_listing;
@@ -47,6 +49,7 @@ use crate::revocation::RevocationRegister;
 use crate::telemetry::conditions::standing_conditions;
 use crate::telemetry::exposition::ExpositionFormat;
 use crate::telemetry::metrics::{CounterFamily, Metrics};
+use crate::telemetry::printable::escaped;
 use crate::telemetry::writer::LOSSES;
 use drain::{Exit, Stage};
 pub use http_server::serve;
@@ -110,10 +113,13 @@ impl AdminState {
             return Some("a shard is stuck".into());
         }
         if !self.register.is_known() {
-            return Some("the revocations are not known".into());
+            let unread = self.register.unread_reason();
+            return Some(with_reason("the revocations are not known", unread.as_deref().map(String::as_str)));
         }
-        if self.policy.as_ref().is_some_and(|policy| !policy.status().is_known) {
-            return Some("the stored policy is not known yet".into());
+        if let Some(policy) =
+            self.policy.as_ref().map(PolicyRegister::status).filter(|policy| !policy.is_known)
+        {
+            return Some(with_reason("the stored policy is not known yet", policy.unread.as_deref()));
         }
         // The disk is this replica's own: another replica takes the writes that this one refuses.
         if self.audit_obstacle() == Some(AuditObstacle::File) {
@@ -299,6 +305,12 @@ impl AdminState {
             ExpositionFormat::PrometheusText => format.convert(open_metrics),
         })
     }
+}
+
+/// A state with the reason for it, if known. The reason may have a text of a member.
+fn with_reason(state: &str, reason: Option<&str>) -> String {
+    let reason = reason.map(|reason| format!(": {}", escaped(reason)));
+    format!("{state}{}", reason.unwrap_or_default())
 }
 
 /// Binds the admin address.

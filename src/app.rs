@@ -23,6 +23,7 @@ pub mod policy_learning;
 mod protection;
 mod published_rules;
 mod service_reports;
+mod serving_conditions;
 pub mod shard_service;
 mod shard_watchdog;
 mod successor;

@@ -13,45 +13,52 @@
 mod audit_search;
 #[path = "main/check_command.rs"]
 mod check_command;
+#[path = "main/command_help.rs"]
+mod command_help;
 #[path = "main/config_arguments.rs"]
 mod config_arguments;
 #[path = "main/generated_files.rs"]
 mod generated_files;
 #[path = "main/init_command.rs"]
 mod init_command;
+#[path = "main/output_form.rs"]
+mod output_form;
+#[path = "main/policy_answers.rs"]
+mod policy_answers;
 #[path = "main/policy_file_commands.rs"]
 mod policy_file_commands;
+#[path = "main/replica_answers.rs"]
+mod replica_answers;
 #[path = "main/stored_policy_commands.rs"]
 mod stored_policy_commands;
 #[path = "main/top_command.rs"]
 mod top_command;
+#[path = "main/version_command.rs"]
+mod version_command;
 #[path = "main/view_commands.rs"]
 mod view_commands;
 
-use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use keyward::admin::doctor::Severity;
 use keyward::admin::drain::{Phase, Progress};
 use keyward::admin::socket::{AdminAnswer, AdminCommand as Ask};
 use keyward::admin::socket_client;
 use keyward::admin::status::ReplicaState;
-use keyward::admin::table::TableWidth;
 use keyward::app::control_runtime::ControlRuntime;
 use keyward::app::{self, audit_files};
 use keyward::audit::head_signature;
-use keyward::config::{self, Config, ConfigFaults, ConfigSources, ConfigWarning};
+use keyward::config::{self, Config, ConfigFault, ConfigFaults, ConfigSources, ConfigWarning};
 use keyward::reload;
 use keyward::telemetry;
-use keyward::telemetry::printable;
-use serde::Serialize;
 
 use audit_search::AuditSearchArguments;
 use config_arguments::ConfigArguments;
+use output_form::{OutputArgs, OutputForm, TableArgs, TableForm, print, print_json};
 
 /// jemalloc returns freed memory to the operating system (see `Cargo.toml`).
 #[cfg(target_os = "linux")]
@@ -69,7 +76,7 @@ const NOT_KEPT: u8 = 74;
 /// `EX_TEMPFAIL`.
 const UNKNOWN: u8 = 75;
 
-/// Follows the faults of a configuration without a file.
+/// Follows the lack of a required key where no file is named.
 const WITHOUT_FILE: &str = "no configuration file is named: give --config FILE, or --endpoints URLS and \
     --listen ADDRESS, or set keys by variables (KEYWARD_CLUSTER__ENDPOINTS=…)";
 
@@ -93,21 +100,33 @@ struct ServeArguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serves until SIGTERM or SIGINT, which drain; SIGHUP, or a changed file, reloads the configuration.
+    /// Serves until SIGTERM, which drains; SIGHUP reloads.
+    ///
+    /// SIGINT drains, too, and a changed file of the configuration reloads it.
     Serve(Box<ServeArguments>),
-    /// Reads the configuration and every file named by it, and prints all faults at once, and advice. Exit
-    /// code 0 without an error, 1 for an error (with --strict: for a warning, too), 64 for a fault.
+    /// Judges a configuration, and the cluster with --dial.
+    ///
+    /// Reads the configuration and every file named by it, and prints all faults at once, and advice. No
+    /// address is bound, and no file written.
     Check(Box<check_command::CheckArguments>),
-    /// Looks at a running cluster, and writes a configuration with reasons. Exit code 1 if no member answers.
+    /// Looks at a running cluster, and writes a configuration.
+    ///
+    /// Each key has its reason. Passwords do not stand in the text.
     Init(Box<init_command::InitArguments>),
-    /// Reads a password from standard input, and prints its hash for a line `name:hash` of the users file.
+    /// Makes the hash of a password, for a users file.
+    ///
+    /// Reads the password from standard input, and prints its hash for a line `name:hash`.
     HashPassword,
-    /// Writes a new session key into a new file, for session.key_files.
+    /// Writes a new session key, for session.key_files.
+    ///
+    /// An existing file is never replaced.
     Keygen {
         /// The file; only its owner may read it.
         file: PathBuf,
     },
-    /// Ends all sessions of a user, and all streams running as this etcd user; or one session.
+    /// Ends the sessions and streams of a user, or one session.
+    ///
+    /// All sessions of the user end, and all streams running as this etcd user. The user may log in again.
     #[command(group = clap::ArgGroup::new("whom").required(true))]
     Revoke {
         /// The exact name of the etcd user.
@@ -119,7 +138,9 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// As revoke, and refuses further logins of the user and further calls as this etcd user.
+    /// As revoke, and refuses further logins and calls.
+    ///
+    /// Further logins of the user are refused, and further calls as this etcd user.
     Block {
         /// The exact name of the etcd user.
         user: String,
@@ -133,27 +154,39 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Lists the sessions seen by one replica, and the revoked or blocked users.
+    /// Lists the sessions of one replica, and revoked users.
+    ///
+    /// The sessions are those seen by this replica; the users are revoked or blocked everywhere.
     Sessions {
+        #[command(flatten)]
+        as_what: TableArgs,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Shows what is going on in one replica: who is connected and does what, now.
+    /// Shows who is connected and does what, now.
+    ///
+    /// Reads one replica's own state at this moment. Nothing is collected while nobody asks.
     Show(view_commands::ShowArguments),
-    /// Shows live in the terminal who does what; the last line names the keys.
+    /// Shows live in the terminal who does what.
+    ///
+    /// The last line names the keys.
     Top {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Ends one client connection as a drain does: GOAWAY, streams end with Unavailable, calls under way have
-    /// ten seconds. The client may connect again.
+    /// Ends one client connection, as a drain does.
+    ///
+    /// The connection gets a GOAWAY, its streams end with Unavailable, calls under way have ten seconds. The
+    /// client may connect again.
     Kick {
         /// The number of the connection, as in `keyward show clients`.
         client: u64,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Takes one member out of service on one replica: no new calls, and streams move to other members.
+    /// Takes one member out of service on one replica.
+    ///
+    /// The member gets no new calls, and streams move to other members.
     Pause {
         /// The member's name or id.
         member: String,
@@ -167,48 +200,59 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Reports the status of one replica and of the members. Exit code 0 if serving, 1 if not, 69 if no
-    /// process answers.
+    /// Reports the state of one replica and of the members.
     Status {
         #[command(flatten)]
         as_what: TableArgs,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Looks for faults, and names their remedies. Exit code 0 without findings or with notes
-    /// only, 1 for warnings, 2 for errors, 69 if no process answers.
+    /// Looks for faults, and names their remedies.
+    ///
+    /// Present and foreseeable faults of the cluster, of the configuration and of this replica.
     Doctor {
         #[command(flatten)]
         as_what: OutputArgs,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Judges and learns policies, and reads and changes the policy stored in etcd (policy.etcd_prefix).
+    /// Judges and learns policies, and changes the stored one.
+    ///
+    /// The stored policy is in etcd, below policy.etcd_prefix.
     Policy {
         #[command(subcommand)]
         command: PolicyArguments,
     },
-    /// Gives a role of the stored policy to a peer for a while, on every replica.
+    /// Gives a role to a peer for a while, on every replica.
+    ///
+    /// The role is one of the policy stored in etcd.
     Grant(stored_policy_commands::GrantArguments),
     /// Takes back a role given by `keyward grant`.
     Ungrant(stored_policy_commands::UngrantArguments),
-    /// Lists the roles given by `keyward grant` that are in force on one replica.
+    /// Lists the roles given for a while that are in force.
     Grants {
+        #[command(flatten)]
+        as_what: TableArgs,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Reads the files of the audit log.
+    /// Verifies and searches the files of the audit log.
     Audit {
         #[command(subcommand)]
         command: AuditCommand,
     },
-    /// Reloads the configuration of one replica, and prints the changes, or all faults. Exit code 0 if the
-    /// configuration is in force, 1 if a fault left everything unchanged, 69 if no process answers.
+    /// Reloads the configuration, and prints the changes.
+    ///
+    /// Prints all faults where there is one: then nothing has changed.
     Reload {
+        #[command(flatten)]
+        as_what: OutputArgs,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Changes the log level of one replica until its next reload or restart, and prints the former level.
+    /// Changes the log level of one replica for a while.
+    ///
+    /// The level holds until the next reload or restart. Prints the former level.
     LogLevel {
         /// off, error, warn, info, debug or trace; then levels of single modules, if any:
         /// info,watch=debug,upstream::pool=trace.
@@ -216,7 +260,7 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Prints a completion script for a shell, to be installed beside the program.
+    /// Prints a completion script for a shell.
     Completions {
         /// The shell.
         #[arg(value_enum)]
@@ -227,8 +271,13 @@ enum Command {
         /// An existing folder, such as /usr/local/share/man/man1.
         folder: PathBuf,
     },
-    /// Drains and ends one replica as by SIGTERM, and waits for its end. Exit code 0 if no open connection
-    /// was cut, else 1; 69 if no process answers.
+    /// Prints the version of this program.
+    ///
+    /// `keyward show version` has the versions of a running Keyward and of the members.
+    Version(version_command::VersionArguments),
+    /// Drains and ends one replica, and waits for its end.
+    ///
+    /// As SIGTERM does, with the progress.
     Drain {
         #[command(flatten)]
         at: AdminSocketArgs,
@@ -249,9 +298,12 @@ enum PolicyArguments {
 
 #[derive(Subcommand)]
 enum AuditCommand {
-    /// Checks that no line was changed, removed, added or moved, in the chain of each replica. Exit code 1
-    /// for a bad file.
+    /// Checks that no line was changed, removed, added or moved.
+    ///
+    /// Each replica has a chain of its own.
     Verify {
+        #[command(flatten)]
+        as_what: OutputArgs,
         /// The files, in any order.
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
@@ -279,51 +331,14 @@ struct AdminSocketArgs {
     config: Option<PathBuf>,
 }
 
-/// Output format of an answer.
-#[derive(Args)]
-struct OutputArgs {
-    /// Output format.
-    #[arg(short = 'o', long = "output", value_enum, default_value_t = OutputForm::Table)]
-    output: OutputForm,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum OutputForm {
-    /// Readable text.
-    Table,
-    /// One line of JSON, for programs.
-    Json,
-}
-
-/// Output format of a table.
-#[derive(Args)]
-struct TableArgs {
-    /// Output format.
-    #[arg(short = 'o', long = "output", value_enum, default_value_t = TableForm::Table)]
-    output: TableForm,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum TableForm {
-    /// The columns needed most, at most 100 characters wide.
-    Table,
-    /// One line of JSON, for programs.
-    Json,
-    /// All columns, however wide.
-    Wide,
-}
-
 fn main() -> ExitCode {
     // First of all: until then SIGHUP ends the process, and supervisors may send it at once.
     let is_server = std::env::args_os().nth(1).is_some_and(|first| first == "serve");
     let control = is_server.then(ControlRuntime::new);
-    let arguments = match Arguments::try_parse() {
+    let parsed = command_help::command().try_get_matches();
+    let arguments = match parsed.and_then(|matches| Arguments::from_arg_matches(&matches)) {
         Ok(arguments) => arguments,
-        Err(error) => {
-            // --help and --version come here too; both are answers, not errors.
-            let code = if error.use_stderr() { ExitCode::from(UNUSABLE) } else { ExitCode::SUCCESS };
-            return finish(error.print(), code);
-        }
+        Err(error) => return command_help::print(&error),
     };
     match arguments.command {
         Command::Serve(arguments) => {
@@ -338,7 +353,7 @@ fn main() -> ExitCode {
         Command::Revoke { user, at, .. } => ask(at, &Ask::Revoke { user: user.unwrap_or_default() }),
         Command::Block { user, at } => ask(at, &Ask::Block { user }),
         Command::Unblock { user, at } => ask(at, &Ask::Unblock { user }),
-        Command::Sessions { at } => ask(at, &Ask::Sessions {}),
+        Command::Sessions { as_what, at } => replica_answers::sessions(at, as_what.output),
         Command::Show(show) => show.run(),
         Command::Top { at } => top_command::run(at),
         Command::Kick { client, at } => ask(at, &Ask::Kick { client }),
@@ -351,20 +366,25 @@ fn main() -> ExitCode {
         Command::Policy { command: PolicyArguments::Shadow(command) } => command.run(),
         Command::Grant(grant) => grant.run(),
         Command::Ungrant(grant) => grant.run(),
-        Command::Grants { at } => stored_policy_commands::list_grants(at),
-        Command::Reload { at } => ask(at, &Ask::Reload {}),
+        Command::Grants { as_what, at } => stored_policy_commands::list_grants(at, as_what.output),
+        Command::Reload { as_what, at } => replica_answers::reload(at, as_what.output),
         Command::LogLevel { level, at } => ask(at, &Ask::LogLevel { filter: level }),
         Command::Drain { at } => drain(at),
         Command::Completions { shell } => generated_files::print_completions(shell),
         Command::Man { folder } => generated_files::write_man_pages(&folder),
         Command::Audit { command } => audit(command),
+        Command::Version(arguments) => arguments.run(),
     }
 }
 
 fn audit(command: AuditCommand) -> ExitCode {
     match command {
-        AuditCommand::Verify { files, public_key } => {
+        AuditCommand::Verify { as_what, files, public_key } => {
             match audit_files::verify(&files, public_key.as_deref()) {
+                Ok(verified) if as_what.output == OutputForm::Json => {
+                    let code = if verified.is_whole() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+                    finish(print_json(&verified), code)
+                }
                 Ok(verified) if verified.is_whole() => {
                     finish(write!(io::stdout(), "{verified}"), ExitCode::SUCCESS)
                 }
@@ -436,7 +456,6 @@ fn not_refused(answer: AdminAnswer) -> Result<AdminAnswer, ExitCode> {
 fn ask(at: AdminSocketArgs, question: &Ask) -> ExitCode {
     match send_command_or_exit(at, question) {
         Ok(AdminAnswer::Done(said)) => finish(writeln!(io::stdout(), "{said}"), ExitCode::SUCCESS),
-        Ok(AdminAnswer::Sessions(listing)) => finish(write!(io::stdout(), "{listing}"), ExitCode::SUCCESS),
         Ok(_) => unexpected_answer(),
         Err(code) => code,
     }
@@ -449,12 +468,7 @@ fn status(at: AdminSocketArgs, form: TableForm) -> ExitCode {
                 ReplicaState::Serving | ReplicaState::Degraded => ExitCode::SUCCESS,
                 ReplicaState::NotReady | ReplicaState::Draining => ExitCode::FAILURE,
             };
-            let printed = match form {
-                TableForm::Table => write!(io::stdout(), "{}", status.text(TableWidth::Fit)),
-                TableForm::Wide => write!(io::stdout(), "{}", status.text(TableWidth::Wide)),
-                TableForm::Json => print_json(&*status),
-            };
-            finish(printed, code)
+            finish(form.print(&*status, |status, width| status.text(width)), code)
         }
         Ok(_) => unexpected_answer(),
         Err(code) => code,
@@ -502,17 +516,6 @@ fn drain(at: AdminSocketArgs) -> ExitCode {
         }
         _ => fail("it is gone, and has not said that it ended well", ExitCode::from(UNKNOWN)),
     }
-}
-
-fn print<T: Display + Serialize>(what: &T, form: OutputForm) -> io::Result<()> {
-    match form {
-        OutputForm::Table => write!(io::stdout(), "{what}"),
-        OutputForm::Json => print_json(what),
-    }
-}
-
-fn print_json<T: Serialize>(what: &T) -> io::Result<()> {
-    writeln!(io::stdout(), "{}", printable::json(&serde_json::to_string(what)?))
 }
 
 /// Reports an answer of an unexpected kind: the running Keyward may have a different version.
@@ -568,9 +571,14 @@ fn hash_password() -> ExitCode {
 
 /// Prints the faults to stderr: the log is not set up yet, and its settings may be among the faults.
 fn refuse(faults: &ConfigFaults, sources: &ConfigSources) -> ExitCode {
-    let told = writeln!(io::stderr(), "{faults}").and_then(|()| match sources.file() {
-        Some(_) => Ok(()),
-        None => writeln!(io::stderr(), "{WITHOUT_FILE}"),
+    // A flag or variable with a fault is a way to give the key.
+    let is_lacking = |fault: &ConfigFault| {
+        ["cluster.endpoints", "listener"].contains(&fault.path.as_str()) && fault.place.is_none()
+    };
+    let has_no_way = sources.file().is_none() && faults.iter().any(is_lacking);
+    let told = writeln!(io::stderr(), "{faults}").and_then(|()| match has_no_way {
+        true => writeln!(io::stderr(), "{WITHOUT_FILE}"),
+        false => Ok(()),
     });
     finish(told, ExitCode::from(UNUSABLE))
 }

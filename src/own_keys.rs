@@ -34,6 +34,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 const LOGIN: Duration = Duration::from_secs(2);
 /// Size limit of an answer.
 const LARGEST_ANSWER: usize = 64 << 20;
+/// Maximum of reasons logged in one series of failed reads. A text of a member may differ each time.
+const MOST_REASONS: usize = 8;
 /// Error text for an answer of a cluster no longer served.
 pub const ANOTHER_CLUSTER: &str = "the answer is of another cluster";
 
@@ -103,6 +105,15 @@ pub struct PrefixUnanswered {
     pub sent: bool,
 }
 
+/// The failed reads of a prefix since the last good one.
+#[derive(Debug, Default)]
+pub struct ReadFailures {
+    /// The reason of the last read, if it failed.
+    last: Option<String>,
+    /// The reasons of this series so far: each is logged once.
+    logged: Vec<String>,
+}
+
 /// The treatment of a request with an unknown outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterUnknownOutcome {
@@ -110,6 +121,30 @@ pub enum AfterUnknownOutcome {
     SendAgain,
     /// No further member is asked.
     Stop,
+}
+
+impl ReadFailures {
+    /// Notes a failed read. True for a reason to be logged: the first of this series, and each other one.
+    pub fn note(&mut self, reason: &str) -> bool {
+        self.last = Some(reason.to_owned());
+        let is_new = self.logged.len() < MOST_REASONS && !self.logged.iter().any(|known| known == reason);
+        if is_new {
+            self.logged.push(reason.to_owned());
+        }
+        is_new
+    }
+
+    /// Notes a good read. True if reads failed before.
+    pub fn end(&mut self) -> bool {
+        self.last = None;
+        !std::mem::take(&mut self.logged).is_empty()
+    }
+
+    /// Why the last read failed; `None` after a good one.
+    #[must_use]
+    pub fn last(&self) -> Option<&str> {
+        self.last.as_deref()
+    }
 }
 
 impl OwnKeys {
@@ -246,7 +281,7 @@ impl OwnKeys {
                         return Ok(answer);
                     }
                     Ok(Err(status)) => {
-                        reason = format!("{:?}: {}", status.code(), status.message());
+                        reason = self.reason_of(&status, identity.is_some());
                         sent |= !is_refusal(&status);
                         match (&identity, &token) {
                             (Some(identity), Some(token)) if is_stale(&status) => {
@@ -263,6 +298,16 @@ impl OwnKeys {
             }
         }
         Err(PrefixUnanswered { reason, sent })
+    }
+
+    /// Why a member refused: the missing user is the reason behind any text of a member with auth on.
+    fn reason_of(&self, status: &Status, has_login: bool) -> String {
+        let told = format!("{:?}: {}", status.code(), status.message());
+        let is_nobody = status.message() == Refusal::USER_EMPTY.message();
+        match !has_login && is_nobody && self.upstream.members.auth.now() != AuthSetting::Off {
+            true => format!("needs cluster.probe: auth is on ({told})"),
+            false => told,
+        }
     }
 
     async fn token(

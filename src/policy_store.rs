@@ -32,12 +32,12 @@ use crate::config::policy_document::PolicyDocument;
 use crate::config::{self, Config, PolicyInEtcd};
 use crate::io::kept_file::{self, KeptFile, KeptFileStatus};
 use crate::members::membership::ChangeReceiver;
-use crate::own_keys::{OwnKeysUpstream, PrefixLogin, SeenPrefix};
+use crate::own_keys::{OwnKeysUpstream, PrefixLogin, ReadFailures, SeenPrefix};
 use crate::policy::rules_in_force::RulesInForce;
 use crate::published::Published;
 use crate::telemetry::policy_store_metrics::PolicyStoreMetrics;
 
-pub use command::{PolicyAnswer, PolicyCommand, PolicyStoreError};
+pub use command::{GenerationRow, GrantRow, PolicyAnswer, PolicyCommand, PolicyListing, PolicyStoreError};
 
 /// Maximum of queued commands. Operators send commands one at a time.
 const ORDERS: usize = 16;
@@ -59,6 +59,8 @@ pub struct PolicyStoreStatus {
     pub grants: usize,
     /// The fault of etcd's present state, if any: the last good generation stays in force.
     pub fault: Option<String>,
+    /// Why the last read from etcd failed; `None` after a good one, and before the first.
+    pub unread: Option<String>,
     /// False until the rules are known, from etcd or from the state file: no caller is admitted before.
     pub is_known: bool,
     /// The time of the last request whose answer confirmed that the rules in force are etcd's current state.
@@ -106,8 +108,7 @@ pub struct PolicyKeeper {
     unreadable: Vec<Bytes>,
     /// The state of the prefix read last.
     seen: Option<SeenPrefix>,
-    /// True if the last poll failed; a series of failures is logged once.
-    failing: bool,
+    failures: ReadFailures,
 }
 
 /// The connections of the running task to the rest of the process.
@@ -135,6 +136,7 @@ impl PolicyRegister {
             generation: 0,
             grants: 0,
             fault: None,
+            unread: None,
             is_known: false,
             confirmed_at: None,
             opened_at,
@@ -159,7 +161,7 @@ impl PolicyRegister {
             grants: Vec::new(),
             unreadable: Vec::new(),
             seen: None,
-            failing: false,
+            failures: ReadFailures::default(),
         };
         keeper.read_state_file(config);
         keeper.note_status(None);
@@ -251,15 +253,16 @@ impl PolicyKeeper {
         let looked = timeout(PATIENCE, self.look(outlets)).await;
         match looked.unwrap_or_else(|_| Err(LATE.into())) {
             Ok(()) => {
-                if std::mem::take(&mut self.failing) {
+                if self.failures.end() {
                     tracing::info!("the policy is read from etcd again");
                 }
                 self.note_status(self.good.fault().is_none().then_some(asked));
             }
             Err(reason) => {
+                let is_new = self.failures.note(&reason);
                 // Grants end without etcd too.
                 self.note_status(None);
-                if !std::mem::replace(&mut self.failing, true) {
+                if is_new {
                     tracing::warn!(%reason, "the policy cannot be read from etcd; the rules in force stay");
                 }
             }
@@ -351,6 +354,7 @@ impl PolicyKeeper {
             generation: self.good.number(),
             grants: self.grants.iter().filter(|grant| !grant.has_ended(SystemTime::now())).count(),
             fault: self.good.fault().map(ToString::to_string),
+            unread: self.failures.last().map(str::to_owned),
             is_known: self.good.generation().is_some() || self.good.is_never_applied(),
             confirmed_at: confirmed_at.or(before.confirmed_at),
             opened_at: before.opened_at,

@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -24,7 +24,7 @@ use crate::config::{Revocation, RevocationPersistence};
 use crate::downstream::session::{RevocationChange, Revocations, RevocationsFull, Sealer};
 use crate::io::kept_file::{self, KeptFile, KeptFileStatus};
 use crate::members::membership::ChangeReceiver;
-use crate::own_keys::{OwnKeysUpstream, PrefixLogin};
+use crate::own_keys::{OwnKeysUpstream, PrefixLogin, ReadFailures};
 
 pub use state_file::StateFileError;
 
@@ -87,6 +87,8 @@ impl RevocationStorage {
 pub struct RevocationRegister {
     orders: mpsc::Sender<RevocationOrder>,
     known: Arc<ArcSwap<KnownRevocations>>,
+    /// Why the last read from etcd failed; `None` after a good one.
+    unread: Arc<ArcSwapOption<String>>,
     max_age: Duration,
     opened_at: Instant,
     /// Access to etcd, if revocations are stored in etcd.
@@ -124,8 +126,8 @@ pub struct RevocationKeeper {
     sealer: Arc<Sealer>,
     known: Arc<ArcSwap<KnownRevocations>>,
     max_age: Duration,
-    /// True if the last poll failed; a series of failures is logged once.
-    failing: bool,
+    failures: ReadFailures,
+    unread: Arc<ArcSwapOption<String>>,
 }
 
 enum RevocationStore {
@@ -185,8 +187,19 @@ impl RevocationRegister {
             RevocationStore::Memory => (None, None),
         };
         let (known_here, opened_at) = (Arc::clone(&known), Instant::now());
-        let register = Self { orders: sender, known: known_here, max_age, opened_at, access, state_file };
-        Ok((register, RevocationKeeper { orders, store, sealer, known, max_age, failing: false }))
+        let unread = Arc::new(ArcSwapOption::empty());
+        let unread_here = Arc::clone(&unread);
+        let register = Self {
+            orders: sender,
+            known: known_here,
+            unread: unread_here,
+            max_age,
+            opened_at,
+            access,
+            state_file,
+        };
+        let failures = ReadFailures::default();
+        Ok((register, RevocationKeeper { orders, store, sealer, known, max_age, failures, unread }))
     }
 
     /// Makes a change and stores the change.
@@ -248,6 +261,12 @@ impl RevocationRegister {
     #[must_use]
     pub fn age(&self) -> Duration {
         self.known.load().age().unwrap_or_else(|| self.opened_at.elapsed())
+    }
+
+    /// Why the last read of the revocations in etcd failed; `None` after a good one, and before the first.
+    #[must_use]
+    pub fn unread_reason(&self) -> Option<Arc<String>> {
+        self.unread.load_full()
     }
 
     /// True if the known revocations are not older than `max_age`.
@@ -343,12 +362,14 @@ impl RevocationKeeper {
                 let known = Arc::clone(&self.known.load().revocations);
                 let now = changed.map_or(known, Arc::new);
                 self.publish(&now, RevocationsAge::At(asked));
-                if std::mem::take(&mut self.failing) {
+                self.unread.store(None);
+                if self.failures.end() {
                     tracing::info!("revocations are read from etcd again");
                 }
             }
             Err(reason) => {
-                if !std::mem::replace(&mut self.failing, true) {
+                self.unread.store(Some(Arc::new(reason.clone())));
+                if self.failures.note(&reason) {
                     tracing::warn!(%reason, "revocations cannot be read from etcd");
                 }
                 let known = self.known.load();

@@ -336,6 +336,7 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
         "checks/versions.rs",
         "checks/state_files.rs",
         "checks/stored_policy.rs",
+        "checks/readiness.rs",
         "checks/limits.rs",
         "checks/logged_conditions.rs",
         "checks/member_speed.rs",

@@ -29,11 +29,12 @@ use crate::members::discovery::store_hashes::StoreHashes;
 use crate::members::discovery::survey::ClusterSurvey;
 use crate::members::membership::{AuthSetting, MembersHandle, Membership};
 use crate::policy::unreachable_rules::unreachable_rules;
-use crate::policy_store::PolicyRegister;
+use crate::policy_store::{PolicyRegister, PolicyStoreStatus};
 use crate::published::Published;
 use crate::revocation::RevocationRegister;
 use crate::telemetry::conditions::{StandingCondition, standing_conditions};
 use crate::telemetry::printable::escaped;
+use crate::upstream::peer_urls::PeerTrustLook;
 use crate::usage::register::UsageRegister;
 use checks::DoctorInputs;
 
@@ -128,6 +129,7 @@ impl Doctor {
             tokio::join!(join_all(asked), keywards);
         let root_holders = self.root_holders(&config, &members).await;
         let hashes = self.member_hashes(examined_for).await;
+        let unread = self.register.unread_reason();
         DoctorInputs {
             now: SystemTime::now(),
             instant: Instant::now(),
@@ -139,6 +141,8 @@ impl Doctor {
             keywards: &keywards,
             hashes: &hashes,
             revocations_known: self.register.is_known(),
+            revocations_unread: unread.as_deref().map(String::as_str),
+            peer_trust: None,
             stored_policy: self.policy.as_ref().map(PolicyRegister::status).as_deref(),
             unreachable: &unreachable_rules(&config, self.identities.load().policy().document()),
             root_holders: &root_holders,
@@ -187,9 +191,25 @@ fn logged(examined_for: ExaminedFor) -> Vec<StandingCondition> {
     standing
 }
 
+/// The conditions of readiness as a survey saw them.
+#[derive(Debug, Default)]
+pub struct SurveyedConditions {
+    /// Why the revocations stored in etcd cannot be read.
+    pub revocations_unread: Option<String>,
+    /// The policy stored in etcd, if configured.
+    pub stored_policy: Option<PolicyStoreStatus>,
+    /// The members' trust in `mint.ca`, if configured.
+    pub peer_trust: Option<PeerTrustLook>,
+}
+
 /// Judges a configuration without a running process, and the cluster by a survey, if any.
 #[must_use]
-pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> DoctorReport {
+pub fn judge_configuration(
+    config: &Config,
+    surveyed: Option<(&ClusterSurvey, &SurveyedConditions)>,
+) -> DoctorReport {
+    let (survey, conditions) = surveyed.unzip();
+    let unread = conditions.and_then(|conditions| conditions.revocations_unread.as_deref());
     let unknown = Membership::unknown(Instant::now());
     DoctorInputs {
         now: SystemTime::now(),
@@ -201,8 +221,10 @@ pub fn judge_configuration(config: &Config, survey: Option<&ClusterSurvey>) -> D
         examined: survey.map_or(&[], |survey| &survey.examined),
         keywards: survey.map_or(&[], |survey| &survey.keywards),
         hashes: survey.map_or(&StoreHashes::default(), |survey| &survey.hashes),
-        revocations_known: true,
-        stored_policy: None,
+        revocations_known: unread.is_none(),
+        revocations_unread: unread,
+        stored_policy: conditions.and_then(|conditions| conditions.stored_policy.as_ref()),
+        peer_trust: conditions.and_then(|conditions| conditions.peer_trust.as_ref()),
         unreachable: &unreachable_rules(config, &config.policy.document),
         root_holders: &RootHolders::default(),
         connections: &ConnectionOccupancy::default(),

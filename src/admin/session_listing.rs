@@ -1,17 +1,26 @@
 //! `keyward sessions`: the sessions seen by a replica, and the revoked users.
 //!
-//! Owns: the rows, and their form for a terminal. Must not know: the admin socket. Invariant: names are
-//! escaped, and no token is shown.
-
-use std::fmt;
+//! Owns: the rows, and their form for a terminal. Must not know: the admin socket. Invariant: no token is
+//! shown.
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use super::table::{TableColumn, TableWidth, TerminalTable};
 use crate::downstream::session::{ListedSession, RevocationEntry, Revocations, Sealer};
 
-/// The sessions seen by a replica, and the revoked users.
+const SESSIONS: [TableColumn; 4] = [
+    TableColumn::exact("SESSION", 2),
+    TableColumn::exact("ISSUED", 3),
+    TableColumn::exact("STATE", 4),
+    TableColumn::text("PEER", 1),
+];
+const USERS: [TableColumn; 3] =
+    [TableColumn::exact("REVOKED BEFORE", 3), TableColumn::exact("STATE", 2), TableColumn::text("USER", 1)];
+
+/// The sessions seen by a replica, and the revoked users. The JSON form is for programs: fields are added,
+/// never renamed.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SessionListing {
     sessions: Vec<SessionRow>,
@@ -22,8 +31,9 @@ pub struct SessionListing {
 struct SessionRow {
     id: String,
     peer: String,
+    /// Seconds of the Unix epoch.
     issued_at: u64,
-    stands: bool,
+    valid: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,7 +51,7 @@ impl SessionListing {
             id: seen.id.to_string(),
             peer: seen.peer.to_string(),
             issued_at: seen.issued_at,
-            stands: seen.is_valid,
+            valid: seen.is_valid,
         };
         let mut sessions: Vec<_> = sealer.listed_sessions().into_iter().map(row).collect();
         sessions.sort_by(|a, b| (&a.peer, a.issued_at, &a.id).cmp(&(&b.peer, b.issued_at, &b.id)));
@@ -59,24 +69,24 @@ impl SessionListing {
     }
 }
 
-/// Formats the listing for a terminal.
-impl fmt::Display for SessionListing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:32}  {:20}  {:7}  PEER", "SESSION", "ISSUED", "")?;
-        for row in &self.sessions {
-            let state = if row.stands { "" } else { "revoked" };
-            let peer = row.peer.escape_debug();
-            writeln!(f, "{:32}  {:20}  {state:7}  {peer}", row.id, moment(row.issued_at))?;
+impl SessionListing {
+    /// The listing for a terminal.
+    #[must_use]
+    pub fn text(&self, width: TableWidth) -> String {
+        let mut sessions = TerminalTable::new(&SESSIONS, width);
+        for SessionRow { id, peer, issued_at, valid } in &self.sessions {
+            let state = if *valid { "" } else { "revoked" };
+            sessions.row([id.clone(), moment(*issued_at), state.to_owned(), peer.clone()]);
         }
-        if !self.users.is_empty() {
-            writeln!(f, "\n{:20}  {:7}  USER", "REVOKED BEFORE", "")?;
+        if self.users.is_empty() {
+            return sessions.to_string();
         }
-        for user in &self.users {
-            let state = if user.blocked { "blocked" } else { "" };
-            let name = user.name.escape_debug();
-            writeln!(f, "{:20}  {state:7}  {name}", moment(user.generation / 1_000_000))?;
+        let mut users = TerminalTable::new(&USERS, width);
+        for RevokedUserRow { name, generation, blocked } in &self.users {
+            let state = if *blocked { "blocked" } else { "" };
+            users.row([moment(generation / 1_000_000), state.to_owned(), name.clone()]);
         }
-        Ok(())
+        format!("{sessions}\n{users}")
     }
 }
 

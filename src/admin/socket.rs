@@ -164,6 +164,8 @@ pub enum AdminAnswer {
     Policy(PolicyAnswer),
     /// Answer to [`AdminCommand::Explain`].
     Explained(ExplainedCalls),
+    /// Answer to [`AdminCommand::Reload`].
+    Reloaded(ReloadOutcome),
     /// Answer to [`AdminCommand::Show`].
     View(View),
     /// The drain has begun.
@@ -472,8 +474,7 @@ impl AdminCommandService {
     async fn reload_configuration(&self, uid: Option<u32>) -> AdminAnswer {
         tracing::info!(uid, "an operator requested a reload");
         match timeout(RELOAD, self.reload.reload(uid)).await {
-            Ok(Some(ReloadOutcome::Applied(applied))) => AdminAnswer::Done(applied.to_string()),
-            Ok(Some(ReloadOutcome::Refused(faults))) => AdminAnswer::Failed(faults.join("\n")),
+            Ok(Some(outcome)) => AdminAnswer::Reloaded(outcome),
             Ok(None) => {
                 self.record(&AdminCommand::Reload {}, None, "failed", uid);
                 AdminAnswer::Failed("reload is off: the log has the reason".into())

@@ -7,7 +7,6 @@
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::table::TableColumn::{Number, Text};
 use super::table::{TableColumn, TableWidth, TerminalTable, size};
 use crate::members::membership::{
     AbsentMember, AuthSetting, Fitness, Member, Membership, Role, UnansweredAddress, UnreadyReason,
@@ -410,36 +409,40 @@ fn member_table(columns: &[MemberColumn], members: &[MemberRow], width: TableWid
 /// The table of `etcdctl endpoint status -w table`.
 fn etcds_view(members: &[MemberRow], width: TableWidth) -> TerminalTable {
     const COLUMNS: [MemberColumn; 11] = [
-        (Text("ENDPOINT"), false, |row| row.endpoint.clone()),
-        (Text("ID"), false, |row| row.id.clone()),
-        (Text("VERSION"), false, |row| cell_text(row.version.as_ref())),
-        (Number("DB SIZE"), false, |row| cell_text(row.db_size.map(size))),
-        (Number("IN USE"), false, |row| cell_text(row.db_size_in_use.map(size))),
-        (Text("LEADER"), false, |row| row.is_leader.to_string()),
-        (Text("LEARNER"), true, |row| row.is_learner.to_string()),
-        (Number("RAFT TERM"), true, |row| cell_text(row.raft_term)),
-        (Number("RAFT INDEX"), true, |row| cell_text(row.raft_index)),
-        (Number("RAFT APPLIED INDEX"), true, |row| cell_text(row.raft_applied_index)),
-        (Text("ERRORS"), false, |row| row.errors.join(", ")),
+        (TableColumn::exact("ENDPOINT", 1), false, |row| row.endpoint.clone()),
+        (TableColumn::exact("ID", 7), false, |row| row.id.clone()),
+        (TableColumn::exact("VERSION", 6), false, |row| cell_text(row.version.as_ref())),
+        (TableColumn::number("DB SIZE", 3), false, |row| cell_text(row.db_size.map(size))),
+        (TableColumn::number("IN USE", 4), false, |row| cell_text(row.db_size_in_use.map(size))),
+        (TableColumn::exact("LEADER", 2), false, |row| row.is_leader.to_string()),
+        (TableColumn::exact("LEARNER", 8), true, |row| row.is_learner.to_string()),
+        (TableColumn::number("RAFT TERM", 9), true, |row| cell_text(row.raft_term)),
+        (TableColumn::number("RAFT INDEX", 10), true, |row| cell_text(row.raft_index)),
+        (TableColumn::number("RAFT APPLIED INDEX", 11), true, |row| cell_text(row.raft_applied_index)),
+        (TableColumn::text("ERRORS", 5), false, |row| row.errors.join(", ")),
     ];
     member_table(&COLUMNS, members, width)
+}
+
+fn ready_text(row: &MemberRow) -> String {
+    if row.load.ejected { "ejected".into() } else { row.ready.to_string() }
 }
 
 /// The table of Keyward's own measurements.
 fn our_view(members: &[MemberRow], width: TableWidth) -> TerminalTable {
     const COLUMNS: [MemberColumn; 12] = [
-        (Text("ID"), true, |row| row.id.clone()),
-        (Text("NAME"), false, |row| row.name.clone()),
-        (Text("READY"), false, |row| if row.load.ejected { "ejected".into() } else { row.ready.to_string() }),
-        (Text("EJECTED"), true, |row| row.load.ejected.to_string()),
-        (Number("IN FLIGHT"), false, |row| row.load.in_flight.to_string()),
-        (Number("WATCH"), false, |row| row.load.streams.watch.to_string()),
-        (Number("KEEPALIVE"), false, |row| row.load.streams.keepalive.to_string()),
-        (Number("OTHER STREAMS"), true, |row| row.load.streams.other.to_string()),
-        (Number("LATENCY"), false, |row| cell_text(row.load.latency_micros.map(millis))),
-        (Number("STATUS TOOK"), true, |row| cell_text(row.status_micros.map(millis))),
-        (Number("RAFT LAG"), false, |row| cell_text(row.raft_lag)),
-        (Text("WHY NOT"), false, |row| cell_text(row.why.as_ref())),
+        (TableColumn::exact("ID", 9), true, |row| row.id.clone()),
+        (TableColumn::exact("NAME", 1), false, |row| row.name.clone()),
+        (TableColumn::exact("READY", 2), false, ready_text),
+        (TableColumn::exact("EJECTED", 10), true, |row| row.load.ejected.to_string()),
+        (TableColumn::number("IN FLIGHT", 5), false, |row| row.load.in_flight.to_string()),
+        (TableColumn::number("WATCH", 6), false, |row| row.load.streams.watch.to_string()),
+        (TableColumn::number("KEEPALIVE", 7), false, |row| row.load.streams.keepalive.to_string()),
+        (TableColumn::number("OTHER STREAMS", 11), true, |row| row.load.streams.other.to_string()),
+        (TableColumn::number("LATENCY", 4), false, |row| cell_text(row.load.latency_micros.map(millis))),
+        (TableColumn::number("STATUS TOOK", 12), true, |row| cell_text(row.status_micros.map(millis))),
+        (TableColumn::number("RAFT LAG", 8), false, |row| cell_text(row.raft_lag)),
+        (TableColumn::text("WHY NOT", 3), false, |row| cell_text(row.why.as_ref())),
     ];
     member_table(&COLUMNS, members, width)
 }
@@ -486,7 +489,14 @@ mod tests {
         let warned = Vec::new();
         let status = ReplicaStatus { replica, cluster, members, absent, foreign, unanswered, warned };
         let widest = |text: String| text.lines().map(|line| line.chars().count()).max().unwrap();
-        assert!(widest(status.text(TableWidth::Fit)) <= 100, "{}", status.text(TableWidth::Fit));
+        for width in [60, 80, 100, 200] {
+            let text = status.text(TableWidth::Terminal(width));
+            let tables = text.lines().skip(2).collect::<Vec<_>>().join("\n");
+            assert!(widest(tables.clone()) <= width.into(), "{tables}");
+            // The names and addresses are whole: an operator copies them.
+            assert!(tables.contains("https://etcd-2.internal.example.com:2379"), "{tables}");
+            assert!(tables.lines().any(|line| line.starts_with("etcd-3.internal.example.com  false")));
+        }
         let wide = status.text(TableWidth::Wide);
         assert!(wide.contains("RAFT APPLIED INDEX") && wide.contains("STATUS TOOK"), "{wide}");
     }

@@ -1,19 +1,23 @@
 //! The screen of `keyward top`: who does what, live.
 //!
 //! Owns: the state of the screen, the meaning of keys, the drawing. Must not know: the terminal, the admin
-//! socket, clocks. Invariants: drawing is a function of the state; texts come escaped from the views; a
-//! screen of any size is drawn, and what does not fit is cut.
+//! socket, clocks, which columns fit (`column_layout`). Invariants: drawing is a function of the state; texts
+//! come escaped from the views; a screen of any size is drawn, and no part of a number is: a column, or a key
+//! of the last line, that does not fit is left out.
 
 use ratatui::Frame;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use ratatui::layout::{Constraint, Layout};
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
+use super::column_layout::{CellLength, ColumnNeed, GAP, fit, shortened, shortened_at_word};
 use super::status::ReplicaStatus;
+use super::table::ColumnKind;
 use super::view::{View, ViewTopic};
-use super::view_table::{CellForm, Shown, ViewColumn, cell_text, columns};
+use super::view_table::{Shown, ViewColumn, cell_text, columns, head_of};
+use crate::telemetry::printable::escaped;
 
 /// The topics of the screen, each with its key.
 const TOPICS: [(char, ViewTopic); 6] = [
@@ -24,8 +28,19 @@ const TOPICS: [(char, ViewTopic); 6] = [
     ('k', ViewTopic::Locks),
     ('m', ViewTopic::Members),
 ];
-const HELP: &str = "q quit  c clients  u users  w watches  l leases  k locks  m members  s sort  r reverse  \
-                    arrows scroll";
+/// The keys, each with its rank: where the line is narrow, the key with the highest rank is left out first.
+const KEYS: [(&str, u8); 10] = [
+    ("q quit", 1),
+    ("c clients", 3),
+    ("u users", 4),
+    ("w watches", 5),
+    ("l leases", 7),
+    ("k locks", 8),
+    ("m members", 6),
+    ("s sort", 2),
+    ("r reverse", 9),
+    ("arrows scroll", 10),
+];
 /// Rows per page key.
 const PAGE: usize = 20;
 
@@ -136,22 +151,23 @@ impl TopScreen {
     pub fn draw(&self, frame: &mut Frame<'_>) {
         let parts = Layout::vertical([Constraint::Length(2), Constraint::Fill(1), Constraint::Length(1)]);
         let [head, body, foot] = parts.areas(frame.area());
-        frame.render_widget(Paragraph::new(self.head()), head);
+        frame.render_widget(Paragraph::new(self.head(head.width.into())), head);
         match &self.view {
-            Some(view) => frame.render_widget(self.table(view, body.height), body),
+            Some(view) => frame.render_widget(self.table(view, body), body),
             None => frame.render_widget(Paragraph::new("waiting for the first answer"), body),
         }
+        let width = usize::from(foot.width);
         let foot_line = match &self.trouble {
-            Some(why) => Line::styled(why.escape_debug().to_string(), Modifier::REVERSED),
-            None => Line::styled(HELP, Modifier::DIM),
+            Some(why) => Line::styled(shortened_at_word(&escaped(why), width), Modifier::REVERSED),
+            None => Line::styled(keys_line(width), Modifier::DIM),
         };
         frame.render_widget(Paragraph::new(foot_line), foot);
     }
 
-    fn head(&self) -> Vec<Line<'_>> {
+    fn head(&self, width: usize) -> Vec<Line<'_>> {
         let Some(status) = &self.status else { return vec![Line::raw("keyward top")] };
         let ready = status.members.iter().filter(|member| member.ready).count();
-        let title = Line::styled(status.line(), Modifier::BOLD);
+        let title = Line::styled(shortened_at_word(&escaped(&status.line()), width), Modifier::BOLD);
         let order = self.order.or_else(|| self.default_order()).unwrap_or("the topic's own order");
         let topic =
             ViewTopic::ALL.iter().find(|(_, topic)| *topic == self.topic).map_or("", |(name, _)| name);
@@ -159,11 +175,11 @@ impl TopScreen {
         let turned = if self.is_reversed { ", reversed" } else { "" };
         let members = status.members.len();
         let line = format!("{topic}: {rows} rows by {order}{turned}; {ready} of {members} members ready");
-        vec![title, Line::raw(line)]
+        vec![title, Line::raw(shortened_at_word(&line, width))]
     }
 
     fn shown_columns(&self) -> impl Iterator<Item = &'static ViewColumn> {
-        columns(self.topic).iter().filter(|(.., shown)| *shown == Shown::Always)
+        columns(self.topic).iter().filter(|(.., shown)| *shown != Shown::WideOnly)
     }
 
     /// The order while none is chosen: the rate of calls or events.
@@ -189,32 +205,53 @@ impl TopScreen {
         }
     }
 
-    fn table(&self, view: &View, height: u16) -> Table<'static> {
-        let shown: Vec<&ViewColumn> = self.shown_columns().collect();
-        let cells = view.rows.iter().skip(self.scrolled).take(height.into()).map(|row| {
-            let text = |(field, _, form, _): &&ViewColumn| cell_text(row.get(*field), *form);
-            shown.iter().map(text).collect::<Vec<String>>()
+    /// The rows that fit into the area. A wide area has the columns of wide tables, too.
+    fn table(&self, view: &View, area: Rect) -> Table<'static> {
+        let order = self.order.or_else(|| self.default_order());
+        let all = columns(self.topic);
+        let cells = view.rows.iter().skip(self.scrolled).take(area.height.into()).map(|row| {
+            let text = |(field, _, form, _): &ViewColumn| escaped(&cell_text(row.get(*field), *form));
+            all.iter().map(text).collect::<Vec<String>>()
         });
         let cells: Vec<Vec<String>> = cells.collect();
-        let width = |at: usize, head: &str| {
-            let texts = cells.iter().map(|row| row.get(at).map_or(0, |text| text.chars().count()));
-            Constraint::Length(u16::try_from(texts.max().unwrap_or(0).max(head.len())).unwrap_or(u16::MAX))
+        let need = |(at, column): (usize, &ViewColumn)| {
+            let (field, name, ..) = column;
+            // The numbers of the order stay on the narrowest screen.
+            let rank = if order == Some(*field) { 0 } else { head_of(column).rank };
+            let texts = cells.iter().map(move |row| row[at].as_str());
+            ColumnNeed::of((rank, head_of(column).kind.length()), name, texts)
         };
-        let widths: Vec<Constraint> =
-            shown.iter().enumerate().map(|(at, (_, head, ..))| width(at, head)).collect();
-        let heads = Row::new(shown.iter().map(|(_, head, ..)| *head));
-        let order = self.order.or_else(|| self.default_order());
-        let rows = cells.into_iter().map(|row| {
-            let cells = row.into_iter().zip(&shown).map(|(text, (field, _, form, _))| {
-                let line =
-                    if *form == CellForm::Text { Line::raw(text) } else { Line::raw(text).right_aligned() };
-                let is_order = order == Some(*field);
-                Cell::new(line).style(if is_order { Style::new().bold() } else { Style::new() })
-            });
-            Row::new(cells.collect::<Vec<_>>())
+        let needs: Vec<ColumnNeed> = all.iter().enumerate().map(need).collect();
+        let widths = fit(&needs, area.width.into());
+        let shown = || all.iter().enumerate().filter_map(|(at, column)| Some((at, column, widths[at]?)));
+        let line = |column: &ViewColumn, text: &str, width: usize| {
+            let line = Line::raw(shortened(text, width));
+            let is_number = head_of(column).kind == ColumnKind::Number;
+            Cell::new(if is_number { line.right_aligned() } else { line })
+        };
+        let heads = Row::new(shown().map(|(_, column, width)| line(column, column.1, width)));
+        let rows = cells.iter().map(|row| {
+            Row::new(shown().map(|(at, column, width)| {
+                let is_order = order == Some(column.0);
+                let style = if is_order { Style::new().bold() } else { Style::new() };
+                line(column, &row[at], width).style(style)
+            }))
         });
-        Table::new(rows.collect::<Vec<_>>(), widths).header(heads.style(Modifier::REVERSED)).column_spacing(2)
+        let length = |width: usize| Constraint::Length(u16::try_from(width).unwrap_or(u16::MAX));
+        let widths = shown().map(|(_, _, width)| length(width));
+        let gap = u16::try_from(GAP).unwrap_or(u16::MAX);
+        Table::new(rows, widths.collect::<Vec<_>>())
+            .header(heads.style(Modifier::REVERSED))
+            .column_spacing(gap)
     }
+}
+
+/// The keys that fit into the width.
+fn keys_line(width: usize) -> String {
+    let need = |(key, rank): &(&str, u8)| ColumnNeed::of((*rank, CellLength::Whole), key, std::iter::empty());
+    let widths = fit(&KEYS.iter().map(need).collect::<Vec<_>>(), width);
+    let shown = KEYS.iter().zip(&widths).filter(|(_, width)| width.is_some());
+    shown.map(|((key, _), _)| *key).collect::<Vec<_>>().join("  ")
 }
 
 #[cfg(test)]
@@ -287,6 +324,48 @@ mod tests {
         assert!(drawn(&screen, 110, 8)[3].contains("10.0.0.1:1"));
         assert_eq!(screen.press(key(KeyCode::Down)), TopStep::Draw);
         assert!(drawn(&screen, 110, 8)[3].contains("10.0.0.2:1"));
+    }
+
+    /// The cells of a drawn line.
+    fn cells(line: &str) -> Vec<&str> {
+        line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
+    }
+
+    #[test]
+    fn no_width_cuts_a_number_or_an_address() {
+        let mut view = clients(1.0, [1000, 10]);
+        let more = json!({"address": "127.0.0.11:53350", "bytes_in": 718_000, "bytes_out": 1_000_000,
+            "age_seconds": 300, "failed": 29, "watches": 12, "leases": 3, "calls_per_second": 4321.5,
+            "user": "cert:clients:CN=carol.teams.example.com", "last_error": "ResourceExhausted",
+            "peer": "cert:clients:CN=carol", "last_error_by": "Keyward's policy",
+            "last_error_rule": "no role grants it", "listener": "clients", "user_agent": "grpc-go/1.59.0", "open": 1,
+            "unread_bytes": 123_456, "last_error_seconds": 61, "kicked": false});
+        let more: serde_json::Map<String, serde_json::Value> = serde_json::from_value(more).expect("a row");
+        view.rows.iter_mut().for_each(|row| row.extend(more.clone()));
+        let whole: Vec<String> = columns(ViewTopic::Clients)
+            .iter()
+            .map(|(field, _, form, _)| cell_text(view.rows[0].get(*field), *form))
+            .collect();
+        let mut screen = TopScreen::default();
+        screen.take(status(), view);
+        let mut counts = Vec::new();
+        for width in [20, 40, 60, 80, 100, 120, 200, 300] {
+            let lines = drawn(&screen, width, 6);
+            let row = cells(&lines[3]);
+            for cell in &row {
+                let is_text = cell.ends_with('…') && !cell.ends_with(|last: char| last.is_ascii_digit());
+                assert!(whole.iter().any(|known| known == cell) || is_text, "{width}: {cell:?}\n{lines:#?}");
+            }
+            counts.push(row.len());
+            let has_rate = lines[2].contains("CALLS/S") && lines[3].contains("4321.5");
+            assert!(has_rate, "the order has its column at {width}: {lines:#?}");
+            for key in cells(&lines[5]) {
+                assert!(KEYS.iter().any(|(known, _)| *known == key), "{width}: {lines:#?}");
+            }
+        }
+        assert!(counts.is_sorted() && counts[0] >= 2, "{counts:?}");
+        assert!(drawn(&screen, 80, 6)[5].starts_with("q quit  c clients  u users"));
+        assert_eq!(counts[7], whole.len() - 2, "all but the rates of bytes: {:#?}", drawn(&screen, 300, 6));
     }
 
     #[test]

@@ -10,16 +10,18 @@ use std::str::FromStr;
 
 use serde_json::Value;
 
-use super::table::{TableColumn, TableWidth, TerminalTable, size};
+use super::table::{ColumnKind, TableColumn, TableWidth, TerminalTable, size};
 use super::view::{View, ViewRow, ViewTopic};
-use CellForm::{Age, Bytes, Count, Micros, Rate, Text};
-use Shown::{Always, WideOnly};
+use CellForm::{Age, Bytes, Count, Exact, Micros, Rate, Text};
+use Shown::{Rank, WideOnly};
 
 /// The form of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellForm {
-    /// As it is.
+    /// A text, which may be shortened.
     Text,
+    /// A text that is worthless in part: an address, an id, a time.
+    Exact,
     /// A whole number.
     Count,
     /// Bytes.
@@ -35,8 +37,8 @@ pub enum CellForm {
 /// The tables with a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// Every table.
-    Always,
+    /// Every table with room for it. The column with the highest rank is left out first.
+    Rank(u8),
     /// Wide tables.
     WideOnly,
 }
@@ -77,56 +79,56 @@ pub const fn columns(topic: ViewTopic) -> &'static [ViewColumn] {
     match topic {
         ViewTopic::Clients => &CLIENT_COLUMNS,
         ViewTopic::Watches => &[
-            ("client", "CLIENT", Count, Always),
-            ("address", "ADDRESS", Text, WideOnly),
-            ("user", "USER", Text, Always),
-            ("range", "RANGE", Text, Always),
-            ("watches", "WATCHES", Count, Always),
-            ("live", "LIVE", Count, Always),
-            ("events", "EVENTS", Count, Always),
-            ("events_per_second", "EVENTS/S", Rate, Always),
-            ("behind", "BEHIND", Count, Always),
-            ("held_bytes", "HELD", Bytes, Always),
+            ("client", "CLIENT", Count, Rank(1)),
+            ("address", "ADDRESS", Exact, WideOnly),
+            ("user", "USER", Text, Rank(2)),
+            ("range", "RANGE", Text, Rank(3)),
+            ("watches", "WATCHES", Count, Rank(4)),
+            ("live", "LIVE", Count, Rank(9)),
+            ("events", "EVENTS", Count, Rank(8)),
+            ("events_per_second", "EVENTS/S", Rate, Rank(5)),
+            ("behind", "BEHIND", Count, Rank(6)),
+            ("held_bytes", "HELD", Bytes, Rank(7)),
             ("client_is_behind", "CLIENT BEHIND", Text, WideOnly),
         ],
         ViewTopic::Leases => &[
-            ("client", "CLIENT", Count, Always),
-            ("address", "ADDRESS", Text, Always),
-            ("user", "USER", Text, Always),
-            ("lease", "LEASE", Text, Always),
-            ("ttl", "TTL", Age, Always),
-            ("renewed_seconds", "RENEWED", Age, Always),
-            ("renewals", "RENEWALS", Count, Always),
+            ("client", "CLIENT", Count, Rank(2)),
+            ("address", "ADDRESS", Exact, Rank(4)),
+            ("user", "USER", Text, Rank(3)),
+            ("lease", "LEASE", Exact, Rank(1)),
+            ("ttl", "TTL", Age, Rank(5)),
+            ("renewed_seconds", "RENEWED", Age, Rank(6)),
+            ("renewals", "RENEWALS", Count, Rank(7)),
         ],
         ViewTopic::Locks => &[
-            ("client", "CLIENT", Count, Always),
-            ("address", "ADDRESS", Text, Always),
-            ("user", "USER", Text, Always),
-            ("method", "METHOD", Text, Always),
-            ("name", "NAME", Text, Always),
-            ("lease", "LEASE", Text, Always),
-            ("waiting_seconds", "WAITING", Age, Always),
+            ("client", "CLIENT", Count, Rank(2)),
+            ("address", "ADDRESS", Exact, Rank(7)),
+            ("user", "USER", Text, Rank(3)),
+            ("method", "METHOD", Text, Rank(6)),
+            ("name", "NAME", Text, Rank(1)),
+            ("lease", "LEASE", Exact, Rank(5)),
+            ("waiting_seconds", "WAITING", Age, Rank(4)),
         ],
         ViewTopic::Hot => &[
-            ("prefix", "PREFIX", Text, Always),
-            ("calls", "CALLS", Count, Always),
-            ("calls_at_least", "AT LEAST", Count, Always),
-            ("calls_per_second", "CALLS/S", Rate, Always),
-            ("seconds", "OF THE LAST", Age, Always),
+            ("prefix", "PREFIX", Text, Rank(1)),
+            ("calls", "CALLS", Count, Rank(2)),
+            ("calls_at_least", "AT LEAST", Count, Rank(5)),
+            ("calls_per_second", "CALLS/S", Rate, Rank(3)),
+            ("seconds", "OF THE LAST", Age, Rank(4)),
         ],
         ViewTopic::Slow => &SLOW_COLUMNS,
         ViewTopic::Members => &MEMBER_COLUMNS,
         ViewTopic::Users => &[
-            ("user", "USER", Text, Always),
-            ("connections", "CONNECTIONS", Count, Always),
-            ("calls", "CALLS", Count, Always),
-            ("calls_per_second", "CALLS/S", Rate, Always),
-            ("failed", "FAILED", Count, Always),
-            ("open", "OPEN", Count, Always),
-            ("bytes_in", "IN", Bytes, Always),
-            ("bytes_out", "OUT", Bytes, Always),
-            ("watches", "WATCHES", Count, Always),
-            ("leases", "LEASES", Count, Always),
+            ("user", "USER", Text, Rank(1)),
+            ("connections", "CONNECTIONS", Count, Rank(6)),
+            ("calls", "CALLS", Count, Rank(2)),
+            ("calls_per_second", "CALLS/S", Rate, Rank(3)),
+            ("failed", "FAILED", Count, Rank(4)),
+            ("open", "OPEN", Count, Rank(8)),
+            ("bytes_in", "IN", Bytes, Rank(9)),
+            ("bytes_out", "OUT", Bytes, Rank(10)),
+            ("watches", "WATCHES", Count, Rank(5)),
+            ("leases", "LEASES", Count, Rank(7)),
             ("unread_bytes", "UNREAD", Bytes, WideOnly),
         ],
         topic => process_columns(topic),
@@ -134,25 +136,25 @@ pub const fn columns(topic: ViewTopic) -> &'static [ViewColumn] {
 }
 
 const CLIENT_COLUMNS: [ViewColumn; 23] = [
-    ("client", "CLIENT", Count, Always),
-    ("address", "ADDRESS", Text, Always),
-    ("user", "USER", Text, Always),
+    ("client", "CLIENT", Count, Rank(1)),
+    ("address", "ADDRESS", Exact, Rank(3)),
+    ("user", "USER", Text, Rank(2)),
     ("peer", "PEER", Text, WideOnly),
     ("listener", "LISTENER", Text, WideOnly),
     ("user_agent", "USER-AGENT", Text, WideOnly),
-    ("age_seconds", "AGE", Age, Always),
-    ("calls", "CALLS", Count, Always),
-    ("calls_per_second", "CALLS/S", Rate, Always),
-    ("failed", "FAILED", Count, Always),
+    ("age_seconds", "AGE", Age, Rank(9)),
+    ("calls", "CALLS", Count, Rank(5)),
+    ("calls_per_second", "CALLS/S", Rate, Rank(4)),
+    ("failed", "FAILED", Count, Rank(6)),
     ("open", "OPEN", Count, WideOnly),
-    ("bytes_in", "IN", Bytes, Always),
-    ("bytes_out", "OUT", Bytes, Always),
+    ("bytes_in", "IN", Bytes, Rank(10)),
+    ("bytes_out", "OUT", Bytes, Rank(11)),
     ("bytes_in_per_second", "IN/S", Bytes, WideOnly),
     ("bytes_out_per_second", "OUT/S", Bytes, WideOnly),
-    ("watches", "WATCHES", Count, Always),
-    ("leases", "LEASES", Count, Always),
+    ("watches", "WATCHES", Count, Rank(7)),
+    ("leases", "LEASES", Count, Rank(12)),
     ("unread_bytes", "UNREAD", Bytes, WideOnly),
-    ("last_error", "LAST ERROR", Text, Always),
+    ("last_error", "LAST ERROR", Text, Rank(8)),
     ("last_error_by", "REFUSED BY", Text, WideOnly),
     ("last_error_rule", "RULE", Text, WideOnly),
     ("last_error_seconds", "ERROR AGE", Age, WideOnly),
@@ -160,99 +162,99 @@ const CLIENT_COLUMNS: [ViewColumn; 23] = [
 ];
 
 const SLOW_COLUMNS: [ViewColumn; 13] = [
-    ("ended_seconds", "AGO", Age, Always),
-    ("method", "METHOD", Text, Always),
-    ("ranges", "RANGES", Text, Always),
-    ("client", "CLIENT", Count, Always),
-    ("address", "ADDRESS", Text, WideOnly),
-    ("user", "USER", Text, Always),
-    ("member", "MEMBER", Text, WideOnly),
+    ("ended_seconds", "AGO", Age, Rank(8)),
+    ("method", "METHOD", Text, Rank(1)),
+    ("ranges", "RANGES", Text, Rank(5)),
+    ("client", "CLIENT", Count, Rank(3)),
+    ("address", "ADDRESS", Exact, WideOnly),
+    ("user", "USER", Text, Rank(4)),
+    ("member", "MEMBER", Exact, WideOnly),
     ("attempts", "ATTEMPTS", Count, WideOnly),
-    ("code", "CODE", Text, Always),
-    ("took_micros", "TOOK", Micros, Always),
-    ("before_micros", "BEFORE", Micros, Always),
-    ("member_micros", "MEMBER TIME", Micros, Always),
-    ("after_micros", "AFTER", Micros, Always),
+    ("code", "CODE", Text, Rank(6)),
+    ("took_micros", "TOOK", Micros, Rank(2)),
+    ("before_micros", "BEFORE", Micros, Rank(9)),
+    ("member_micros", "MEMBER TIME", Micros, Rank(7)),
+    ("after_micros", "AFTER", Micros, Rank(10)),
 ];
 
 const MEMBER_COLUMNS: [ViewColumn; 20] = [
-    ("name", "NAME", Text, Always),
-    ("id", "ID", Text, WideOnly),
-    ("endpoint", "ENDPOINT", Text, Always),
-    ("version", "VERSION", Text, Always),
-    ("is_leader", "LEADER", Text, Always),
-    ("is_learner", "LEARNER", Text, WideOnly),
-    ("ready", "READY", Text, Always),
-    ("ejected", "EJECTED", Text, WideOnly),
-    ("in_flight", "IN FLIGHT", Count, Always),
-    ("watch_streams", "WATCH", Count, Always),
+    ("name", "NAME", Exact, Rank(1)),
+    ("id", "ID", Exact, WideOnly),
+    ("endpoint", "ENDPOINT", Exact, Rank(5)),
+    ("version", "VERSION", Exact, Rank(11)),
+    ("is_leader", "LEADER", Exact, Rank(3)),
+    ("is_learner", "LEARNER", Exact, WideOnly),
+    ("ready", "READY", Exact, Rank(2)),
+    ("ejected", "EJECTED", Exact, WideOnly),
+    ("in_flight", "IN FLIGHT", Count, Rank(7)),
+    ("watch_streams", "WATCH", Count, Rank(10)),
     ("keepalive_streams", "KEEPALIVE", Count, WideOnly),
     ("other_streams", "OTHER", Count, WideOnly),
-    ("latency_micros", "LATENCY", Micros, Always),
+    ("latency_micros", "LATENCY", Micros, Rank(6)),
     ("status_micros", "STATUS TOOK", Micros, WideOnly),
-    ("raft_lag", "LAG", Count, Always),
-    ("db_size", "DB SIZE", Bytes, Always),
+    ("raft_lag", "LAG", Count, Rank(8)),
+    ("db_size", "DB SIZE", Bytes, Rank(9)),
     ("db_size_in_use", "IN USE", Bytes, WideOnly),
     ("raft_applied_index", "APPLIED", Count, WideOnly),
     ("errors", "ERRORS", Text, WideOnly),
-    ("why", "WHY NOT", Text, Always),
+    ("why", "WHY NOT", Text, Rank(4)),
 ];
 
 /// Columns of the topics about the process as a whole.
 const fn process_columns(topic: ViewTopic) -> &'static [ViewColumn] {
     match topic {
         ViewTopic::Sessions => &[
-            ("session", "SESSION", Text, Always),
-            ("issued_at", "ISSUED", Text, Always),
-            ("valid", "VALID", Text, Always),
-            ("peer", "PEER", Text, Always),
+            ("session", "SESSION", Exact, Rank(1)),
+            ("issued_at", "ISSUED", Exact, Rank(4)),
+            ("valid", "VALID", Exact, Rank(3)),
+            ("peer", "PEER", Text, Rank(2)),
         ],
         ViewTopic::Limits => &[
-            ("scope", "SCOPE", Text, Always),
-            ("name", "NAME", Text, Always),
-            ("limit", "LIMIT", Text, Always),
-            ("used", "USED", Count, Always),
-            ("allowed", "ALLOWED", Count, Always),
+            ("scope", "SCOPE", Text, Rank(5)),
+            ("name", "NAME", Text, Rank(1)),
+            ("limit", "LIMIT", Text, Rank(2)),
+            ("used", "USED", Count, Rank(3)),
+            ("allowed", "ALLOWED", Count, Rank(4)),
         ],
         ViewTopic::Shadow => &[
-            ("peer", "PEER", Text, Always),
-            ("action", "ACTION", Text, Always),
-            ("keys", "KEYS", Text, Always),
+            ("peer", "PEER", Text, Rank(1)),
+            ("action", "ACTION", Text, Rank(2)),
+            ("keys", "KEYS", Text, Rank(3)),
             ("rule", "RULE", Text, WideOnly),
-            ("method", "LAST METHOD", Text, Always),
-            ("requests", "REQUESTS", Count, Always),
-            ("since_seconds", "SINCE", Age, Always),
-            ("last_seconds", "LAST", Age, Always),
+            ("method", "LAST METHOD", Text, Rank(7)),
+            ("requests", "REQUESTS", Count, Rank(4)),
+            ("since_seconds", "SINCE", Age, Rank(6)),
+            ("last_seconds", "LAST", Age, Rank(5)),
             ("policy_generation", "POLICY", Text, WideOnly),
         ],
         ViewTopic::Certs => &[
-            ("usage", "USE", Text, Always),
-            ("name", "NAME", Text, Always),
-            ("expires_at", "EXPIRES", Text, Always),
-            ("days_left", "DAYS LEFT", Count, Always),
-            ("consequence", "CONSEQUENCE", Text, Always),
+            ("usage", "USE", Text, Rank(1)),
+            ("name", "NAME", Text, Rank(2)),
+            ("expires_at", "EXPIRES", Exact, Rank(4)),
+            ("days_left", "DAYS LEFT", Count, Rank(3)),
+            ("consequence", "CONSEQUENCE", Text, Rank(5)),
         ],
         ViewTopic::Config => &[
-            ("key", "KEY", Text, Always),
-            ("value", "VALUE", Text, Always),
-            ("restart_pending", "RESTART PENDING", Text, Always),
+            ("key", "KEY", Exact, Rank(1)),
+            ("value", "VALUE", Text, Rank(2)),
+            ("restart_pending", "RESTART PENDING", Text, Rank(3)),
         ],
         ViewTopic::Replicas => &[
-            ("host", "HOST", Text, Always),
-            ("address", "ADDRESS", Text, Always),
+            ("host", "HOST", Exact, Rank(1)),
+            ("address", "ADDRESS", Exact, Rank(4)),
             ("pid", "PID", Count, WideOnly),
-            ("version", "VERSION", Text, Always),
-            ("state", "STATE", Text, Always),
-            ("why", "WHY", Text, Always),
-            ("started_at", "STARTED", Text, Always),
-            ("configuration", "CONFIGURATION", Text, Always),
-            ("connections", "CONNECTIONS", Count, Always),
-            ("calls", "CALLS", Count, Always),
-            ("streams", "STREAMS", Count, Always),
+            ("version", "VERSION", Exact, Rank(8)),
+            ("state", "STATE", Text, Rank(2)),
+            ("why", "WHY", Text, Rank(3)),
+            ("started_at", "STARTED", Exact, Rank(10)),
+            ("configuration", "CONFIGURATION", Exact, Rank(9)),
+            ("connections", "CONNECTIONS", Count, Rank(5)),
+            ("calls", "CALLS", Count, Rank(6)),
+            ("streams", "STREAMS", Count, Rank(7)),
             ("sessions", "SESSIONS", Count, WideOnly),
             ("shards", "SHARDS", Count, WideOnly),
         ],
-        _ => &[("part", "PART", Text, Always), ("version", "VERSION", Text, Always)],
+        _ => &[("part", "PART", Text, Rank(1)), ("version", "VERSION", Exact, Rank(2))],
     }
 }
 
@@ -375,16 +377,11 @@ impl View {
     pub fn table(&self, width: TableWidth) -> String {
         let has_rates = self.rows.iter().any(|row| row.keys().any(|field| field.ends_with("_per_second")));
         let is_shown = |(field, _, _, shown): &&ViewColumn| {
-            (*shown == Always || width == TableWidth::Wide) && (has_rates || !field.ends_with("_per_second"))
+            (*shown != WideOnly || width == TableWidth::Wide)
+                && (has_rates || !field.ends_with("_per_second"))
         };
         let shown: Vec<&ViewColumn> = columns(self.topic).iter().filter(is_shown).collect();
-        let heads: Vec<TableColumn> = shown
-            .iter()
-            .map(|(_, head, form, _)| match form {
-                Text => TableColumn::Text(head),
-                _ => TableColumn::Number(head),
-            })
-            .collect();
+        let heads: Vec<TableColumn> = shown.iter().map(|column| head_of(column)).collect();
         let mut table = TerminalTable::new(&heads, width);
         for row in &self.rows {
             table.row(shown.iter().map(|(field, _, form, _)| cell_text(row.get(*field), *form)));
@@ -396,6 +393,20 @@ impl View {
     }
 }
 
+/// The head of a column in a table. A column of wide tables alone is less needed than any other.
+pub(super) fn head_of((_, name, form, shown): &ViewColumn) -> TableColumn {
+    let kind = match form {
+        Text => ColumnKind::Text,
+        Exact => ColumnKind::Exact,
+        Count | Bytes | Rate | Age | Micros => ColumnKind::Number,
+    };
+    let rank = match shown {
+        Rank(rank) => *rank,
+        WideOnly => u8::MAX,
+    };
+    TableColumn { name, kind, rank }
+}
+
 /// The text of a cell.
 #[must_use]
 pub fn cell_text(value: Option<&Value>, form: CellForm) -> String {
@@ -405,7 +416,7 @@ pub fn cell_text(value: Option<&Value>, form: CellForm) -> String {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped above, saturating")]
     let whole = number as u64;
     match form {
-        Text | Count => text_of(value),
+        Text | Exact | Count => text_of(value),
         Bytes => size(whole),
         Rate => format!("{number:.1}"),
         Age => age(whole),
@@ -533,26 +544,78 @@ mod tests {
         assert!(!later.rows[1].contains_key("calls_per_second"), "it is a new connection");
         later.arrange(Some("calls_per_second"), false, &[]).unwrap();
         assert_eq!(order(&later), [1, 3, 4]);
-        assert!(later.table(TableWidth::Fit).contains("  CALLS/S  "), "{}", later.table(TableWidth::Fit));
-        assert!(!earlier.table(TableWidth::Fit).contains("CALLS/S"));
+        assert!(later.table(TableWidth::Uncut).contains("  CALLS/S  "), "{}", later.table(TableWidth::Uncut));
+        assert!(!earlier.table(TableWidth::Uncut).contains("CALLS/S"));
+    }
+
+    /// A row with a long value in each column.
+    fn long_row(topic: ViewTopic) -> serde_json::Map<String, Value> {
+        let value = |form| match form {
+            Text => "a rather long text with 1234567 in it, and more".into(),
+            Exact => "https://10.11.12.13:2379".into(),
+            _ => 123_456_789.into(),
+        };
+        columns(topic).iter().map(|(field, _, form, _)| ((*field).to_owned(), value(*form))).collect()
+    }
+
+    /// The heads or the cells of a line.
+    fn cells(line: &str) -> Vec<&str> {
+        line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
     }
 
     #[test]
-    fn every_table_fits_and_a_wide_one_has_all_columns() {
+    fn every_table_fits_and_no_number_or_address_is_ever_cut() {
+        for ((_, topic), width) in ViewTopic::ALL
+            .iter()
+            .flat_map(|topic| [20, 40, 60, 80, 81, 90, 100, 120, 200].map(|width| (topic, width)))
+        {
+            let row = long_row(*topic);
+            let view = view(*topic, json!([row]));
+            let table = view.table(TableWidth::Terminal(width));
+            assert!(table.lines().all(|line| line.chars().count() <= usize::from(width)), "{width}: {table}");
+            let lines: Vec<&str> = table.lines().collect();
+            let Ok([head, line]) = <[&str; 2]>::try_from(lines) else {
+                assert!(width < 40 && table.contains("-o wide"), "{topic:?} {width}: {table}");
+                continue;
+            };
+            let (heads, shown) = (cells(head), cells(line));
+            assert!(!shown.is_empty() && heads.len() == shown.len(), "{table}");
+            for (name, cell) in heads.into_iter().zip(shown) {
+                let (field, _, form, _) = columns(*topic).iter().find(|(_, head, ..)| *head == name).unwrap();
+                let whole = cell_text(row.get(*field), *form);
+                let has_part = !cell.contains("1234567") && cell.contains(|one: char| one.is_ascii_digit());
+                let is_shortened = *form == Text && cell.ends_with('…') && !has_part;
+                assert!(whole == cell || is_shortened, "{width} {name}: {cell:?} of {whole:?}\n{table}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pipe_gets_whole_rows_and_a_wide_table_has_all_columns() {
         for (_, topic) in ViewTopic::ALL {
-            let row: serde_json::Map<String, Value> = columns(topic)
-                .iter()
-                .map(|(field, _, form, _)| {
-                    let value = if *form == Text { "a rather long text".into() } else { 123_456_789.into() };
-                    ((*field).to_owned(), value)
-                })
-                .collect();
-            let view = view(topic, json!([row]));
-            let widest = |width| view.table(width).lines().map(|line| line.chars().count()).max().unwrap();
-            assert!(widest(TableWidth::Fit) <= 100, "{}", view.table(TableWidth::Fit));
-            let wide = view.table(TableWidth::Wide);
+            let view = view(topic, json!([long_row(topic)]));
+            let (piped, wide) = (view.table(TableWidth::Uncut), view.table(TableWidth::Wide));
+            let is_default = |(_, _, _, shown): &&ViewColumn| *shown != WideOnly;
+            for (field, head, form, _) in columns(topic).iter().filter(is_default) {
+                let whole = cell_text(long_row(topic).get(*field), *form);
+                assert!(piped.contains(head) && piped.contains(&whole), "{piped}");
+            }
+            assert_eq!((piped.lines().count(), wide.lines().count()), (2, 2));
             assert!(columns(topic).iter().all(|(_, head, ..)| wide.contains(head)), "{wide}");
             assert!(columns(topic).iter().any(|(field, ..)| *field == default_order(topic)), "{topic:?}");
+        }
+    }
+
+    #[test]
+    fn every_column_of_a_topic_has_a_rank_of_its_own() {
+        for (_, topic) in ViewTopic::ALL {
+            let ranked = columns(topic).iter().filter_map(|(_, _, _, shown)| match shown {
+                Rank(rank) => Some(*rank),
+                WideOnly => None,
+            });
+            let mut ranks: Vec<u8> = ranked.collect();
+            ranks.sort_unstable();
+            assert!(ranks.iter().copied().eq(1..=u8::try_from(ranks.len()).unwrap()), "{topic:?}: {ranks:?}");
         }
     }
 

@@ -9,7 +9,8 @@ use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::ser::SerializeStruct as _;
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::audit::chain::ChainedLine;
 use crate::audit::head_signature::{BadPublicKey, HeadPublicKey};
@@ -79,6 +80,41 @@ impl VerifiedFiles {
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.replicas.iter().all(|replica| replica.outcome.is_ok())
+    }
+}
+
+/// For programs: fields are added, never renamed.
+impl Serialize for VerifiedFiles {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Replica<'a> {
+            replica: Option<&'a str>,
+            files: &'a [PathBuf],
+            whole: bool,
+            lines: Option<u64>,
+            lost: Option<u64>,
+            from_begin: Option<bool>,
+            fault: Option<String>,
+            report: Option<String>,
+        }
+        let row = |VerifiedReplica { replica, files, outcome }: &'_ VerifiedReplica| {
+            let report = outcome.as_ref().ok();
+            serde_json::to_value(Replica {
+                replica: replica.as_deref(),
+                files,
+                whole: outcome.is_ok(),
+                lines: report.map(|report| report.lines),
+                lost: report.map(|report| report.lost),
+                from_begin: report.map(|report| report.is_from_begin),
+                fault: outcome.as_ref().err().map(ToString::to_string),
+                report: report.map(ToString::to_string),
+            })
+        };
+        let rows: Result<Vec<_>, _> = self.replicas.iter().map(row).collect();
+        let mut fields = serializer.serialize_struct("VerifiedFiles", 2)?;
+        fields.serialize_field("whole", &self.is_whole())?;
+        fields.serialize_field("replicas", &rows.map_err(serde::ser::Error::custom)?)?;
+        fields.end()
     }
 }
 

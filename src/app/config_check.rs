@@ -1,18 +1,23 @@
 //! Judges a configuration before a start: `keyward check`.
 //!
 //! Owns: the report with its stable JSON fields, and the single look at the cluster. Must not know: the
-//! checks themselves. Invariants: no listener is bound, nothing is written; no finding contains a secret.
+//! checks themselves. Invariants: no listener is bound, nothing is written; no finding contains a secret; a
+//! finding has the name and the fix that doctor gives it.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::ServeError;
 use super::member_connections::connector_of_look;
-use crate::admin::doctor::{DoctorReport, Finding, Severity, judge_configuration};
+use super::serving_conditions;
+use crate::admin::doctor::{DoctorReport, Finding, Severity, SurveyedConditions, judge_configuration};
 use crate::config::{Config, ConfigFaults, ConfigWarning};
+use crate::dial::connect::Connector;
 use crate::members::discovery::survey::{ClusterSurvey, SurveyExtent, survey};
+use crate::members::membership::{ControlChannels, MembersHandle};
 use crate::tasks::Tasks;
 
 /// Time limit of the look at a cluster with silent members. A lookup of their names may take ten seconds.
@@ -65,10 +70,18 @@ impl ConfigReport {
     ///
     /// # Errors
     /// The connections to members cannot be set up.
-    pub fn of_config(config: &Config, warnings: &[ConfigWarning], dial: bool) -> Result<Self, ServeError> {
-        let survey = dial.then(|| look_at_cluster(config, SurveyExtent::MembersAndStores)).transpose()?;
-        let mut report = judge_configuration(config, survey.as_ref());
-        report.findings.extend(warnings.iter().map(|warning| Finding {
+    pub fn of_config(
+        config: &Arc<Config>,
+        warnings: &[ConfigWarning],
+        dial: bool,
+    ) -> Result<Self, ServeError> {
+        let seen = dial.then(|| look_with_conditions(config)).transpose()?;
+        let mut report =
+            judge_configuration(config, seen.as_ref().map(|(survey, conditions)| (survey, conditions)));
+        // A finding of doctor's says more than the warning about the same key.
+        let named: Vec<String> = report.findings.iter().map(|finding| finding.about.clone()).collect();
+        let warnings = warnings.iter().filter(|warning| !named.contains(&warning.path));
+        report.findings.extend(warnings.map(|warning| Finding {
             severity: Severity::Warning,
             check: "configuration".to_owned(),
             about: warning.path.clone(),
@@ -76,7 +89,7 @@ impl ConfigReport {
             fix: String::new(),
         }));
         report.findings.sort();
-        if let Some(why) = survey.and_then(|survey| survey.login_failure) {
+        if let Some(why) = seen.and_then(|(survey, _)| survey.login_failure) {
             report.unseen.push(format!("the password of cluster.probe: {why}"));
         }
         Ok(Self::of(true, report))
@@ -92,17 +105,40 @@ impl ConfigReport {
     }
 }
 
+/// Looks at the cluster, and at everything that `keyward serve` would wait for there.
+fn look_with_conditions(config: &Arc<Config>) -> Result<(ClusterSurvey, SurveyedConditions), ServeError> {
+    let further = async |survey: &ClusterSurvey, access, connector: &Connector, tasks: &Tasks| {
+        serving_conditions::look(config, survey, access, connector, tasks).await
+    };
+    let (survey, conditions) = look_and(config, SurveyExtent::MembersAndStores, further)?;
+    Ok((survey, conditions?))
+}
+
 /// Looks at the configured cluster once, on a runtime of its own.
 ///
 /// # Errors
 /// The connections to members cannot be set up.
 pub(super) fn look_at_cluster(config: &Config, extent: SurveyExtent) -> Result<ClusterSurvey, ServeError> {
+    Ok(look_and(config, extent, async |_: &_, _, _: &_, _: &_| ())?.0)
+}
+
+/// As [`look_at_cluster`], with further questions to the members.
+fn look_and<T>(
+    config: &Config,
+    extent: SurveyExtent,
+    further: impl AsyncFnOnce(&ClusterSurvey, (MembersHandle, ControlChannels), &Connector, &Tasks) -> T,
+) -> Result<(ClusterSurvey, T), ServeError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build_local(tokio::runtime::LocalOptions::default())?;
     let connector = connector_of_look(&config.cluster)?;
     let tasks = Tasks::default();
-    let seen = runtime.block_on(survey(&config.cluster, connector, (DIAL, extent), &tasks));
+    let seen = runtime.block_on(async {
+        let (survey, members, channels) =
+            survey(&config.cluster, connector.clone(), (DIAL, extent), &tasks).await;
+        let more = further(&survey, (members, channels), &connector, &tasks).await;
+        (survey, more)
+    });
     // A read of a file may still hang in a thread.
     runtime.shutdown_background();
     Ok(seen)

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use time::OffsetDateTime;
 
 use super::ServeError;
 use super::config_check::look_at_cluster;
-use crate::config::{Config, FlagSetting};
+use crate::config::{Cluster, Config, FlagSetting, Scheme};
 use crate::members::discovery::member_flags::MemberFlags;
 use crate::members::discovery::survey::{ClusterSurvey, SurveyExtent};
 use crate::members::membership::{
@@ -52,14 +53,22 @@ pub fn configuration_of_cluster(config: &Config, flags: &[FlagSetting]) -> Resul
     let members = &survey.membership;
     if members.members.is_empty() {
         let reasons = members.unanswered.iter().map(|at| format!("\n{}: {}", at.endpoint, at.why));
-        let hint = "\n(for a cluster with TLS write https:// and give --cacert, and --cert with --key where \
-                    etcd has --client-cert-auth)";
-        return Err(NoConfiguration::NoMember(reasons.collect::<String>() + hint));
+        return Err(NoConfiguration::NoMember(reasons.collect::<String>() + tls_hint(&config.cluster)));
     }
     if members.is_probe_login_refused && config.cluster.probe.is_some() {
         return Err(NoConfiguration::ProbeRefused);
     }
     Ok(ConfigText { config, survey: &survey, flags }.render(OffsetDateTime::now_utc()))
+}
+
+/// The hint that a silent member may expect TLS; empty if TLS was tried.
+fn tls_hint(cluster: &Cluster) -> &'static str {
+    if cluster.endpoints.iter().any(|endpoint| endpoint.scheme == Scheme::Http) {
+        "\n(for a cluster with TLS write https:// and give --cacert, and --cert with --key where etcd has \
+         --client-cert-auth)"
+    } else {
+        ""
+    }
 }
 
 struct ConfigText<'a> {
@@ -295,13 +304,16 @@ impl ConfigText<'_> {
     }
 
     fn revocation(&self) -> Option<String> {
-        let text = lines(&[
-            "# The store of `keyward revoke` and `keyward block`: needed with more than one replica, and a",
-            "# role for the prefix for the user of cluster.probe.",
-            "#[revocation]",
+        Some(lines(&[
+            "[revocation]",
+            "# What `keyward revoke` and `keyward block` say outlives a restart: kept beside this file,",
+            "# which suits one replica. Its folder must be writable; a service has",
+            "# /var/lib/keyward/revocations.",
+            "state_file = \"revocations\"",
+            "# With more than one replica etcd keeps it, in place of state_file: the user of cluster.probe",
+            "# needs a role that reads and writes the prefix.",
             "#etcd_prefix = \"/keyward/revocations/\"",
-        ]);
-        (self.survey.auth != AuthSetting::Off).then_some(text)
+        ]))
     }
 
     fn policy(&self) -> Option<String> {
@@ -373,9 +385,25 @@ fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// A file name that means the same from every folder.
+/// A file name that means the same from every folder, without `..` as far as that means the same file.
 fn absolute(file: &str) -> String {
-    std::path::absolute(file).map_or_else(|_| file.to_owned(), |path| path.display().to_string())
+    std::path::absolute(file).map_or_else(|_| file.to_owned(), |path| plain_path(&path).display().to_string())
+}
+
+/// The path without `..`. The folder above a link is that of the link's target. A link elsewhere in the path
+/// stays: the name of a renewed certificate may be one.
+fn plain_path(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        if part != Component::ParentDir {
+            plain.push(part);
+        } else if plain.is_symlink() {
+            plain = std::fs::canonicalize(plain.join("..")).unwrap_or_else(|_| plain.join(".."));
+        } else {
+            plain.pop();
+        }
+    }
+    plain
 }
 
 fn duration(time: Duration) -> String {
@@ -392,7 +420,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::config::{ConfigSources, Endpoint, Scheme};
+    use crate::config::{ConfigSources, Endpoint};
     use crate::identity::{ClusterId, MemberId};
     use crate::members::discovery::store_hashes::StoreHashes;
     use crate::members::membership::Membership;
@@ -504,6 +532,37 @@ mod tests {
             whole.len() > 20 && faults.iter().all(|fault| fault.reason.starts_with("cannot read ")),
             "{faults}"
         );
+    }
+
+    #[test]
+    fn a_path_is_plain_and_means_the_same_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(at("pki/live")).unwrap();
+        std::fs::create_dir_all(at("kw/here")).unwrap();
+        std::os::unix::fs::symlink(at("pki/live"), at("kw/link")).unwrap();
+        std::fs::write(at("pki/ca.crt"), "ca").unwrap();
+        assert_eq!(plain_path(&at("kw/here/../../pki/ca.crt")), at("pki/ca.crt"));
+        assert_eq!(std::fs::read_to_string(plain_path(&at("kw/link/../ca.crt"))).unwrap(), "ca");
+        assert_eq!(plain_path(&at("kw/link/x")), at("kw/link/x"), "a link without .. stays");
+        assert_eq!(plain_path(Path::new("/../a")), Path::new("/a"));
+    }
+
+    #[test]
+    fn a_silent_https_endpoint_gets_no_hint_to_write_https() {
+        for (url, has_hint) in [("http://127.0.0.1:1", true), ("https://127.0.0.1:1", false)] {
+            let flag =
+                |key, value: &str| FlagSetting { flag: "--x", key, value: value.into(), yields: false };
+            let flags = [("listener[0].address", "127.0.0.1:2"), ("listener[0].name", "clients")];
+            let mut flags: Vec<_> = flags.map(|(key, value)| flag(key, value)).into();
+            flags.push(flag("cluster.endpoints", url));
+            flags.push(flag("cluster.tls.insecure_skip_verify", "true"));
+            if !url.starts_with("https") {
+                flags.pop();
+            }
+            let (config, _) = ConfigSources::default().with_flags(flags).load().unwrap();
+            assert_eq!(tls_hint(&config.cluster).contains("https://"), has_hint, "{url}");
+        }
     }
 
     #[tokio::test]

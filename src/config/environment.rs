@@ -12,7 +12,7 @@ use toml::Value;
 use toml::de::{DeValue, Deserializer};
 
 use super::findings::ConfigFindings;
-use super::known_keys::{KeyStep, known_keys};
+use super::known_keys::{KeyStep, known_keys, nearest, no_key, steps_of_path, with_first_rows};
 use super::setting_place::SettingSource;
 use super::toml_file::TomlFile;
 
@@ -52,12 +52,12 @@ pub(super) fn of_variables(
     let mut settings = Vec::new();
     let mut known = None;
     for (name, value) in variables.iter().filter(|(name, _)| is_setting(name)) {
-        let known = known.get_or_insert_with(|| known_keys().into_iter().collect::<BTreeSet<_>>());
+        let known =
+            known.get_or_insert_with(|| known_keys::<TomlFile>().into_iter().collect::<BTreeSet<_>>());
         let steps = steps_of(name);
         if !known.contains(&with_first_rows(&steps)) || name_of(&steps) != *name {
-            let nearest = nearest(name, &steps, known).map(|nearest| format!("; the nearest is {nearest}"));
-            let reason = format!("names no key of the configuration{}", nearest.unwrap_or_default());
-            findings.fault_at(name, None, reason);
+            let nearest = nearest(&steps, &*known).map(|(key, _)| name_of(&key));
+            findings.fault_at(name, None, no_key(nearest.as_deref()));
             continue;
         }
         match value.to_str() {
@@ -76,10 +76,7 @@ pub(super) fn of_variables(
 
 /// The setting of a flag.
 pub(super) fn of_flag(setting: &FlagSetting) -> OuterSetting {
-    let row = |part: &str| part.strip_suffix(']').and_then(|index| index.parse().ok());
-    let parts = setting.key.split(['.', '[']);
-    let steps: Vec<_> =
-        parts.map(|part| row(part).map_or_else(|| KeyStep::Key(part.to_owned()), KeyStep::Row)).collect();
+    let steps = steps_of_path(setting.key);
     OuterSetting {
         value: toml_of(&steps, &setting.value),
         steps,
@@ -124,33 +121,6 @@ pub(super) fn name_of(steps: &[KeyStep]) -> String {
         KeyStep::Row(row) => row.to_string(),
     };
     format!("{PREFIX}{}", steps.iter().map(part).collect::<Vec<_>>().join("__"))
-}
-
-fn with_first_rows(steps: &[KeyStep]) -> Vec<KeyStep> {
-    let first = |step: &KeyStep| match step {
-        KeyStep::Row(_) => KeyStep::Row(0),
-        KeyStep::Key(_) => step.clone(),
-    };
-    steps.iter().map(first).collect()
-}
-
-/// The variable of the key with the most similar name. Underscores count little: one in place of two is the
-/// most likely fault.
-fn nearest(name: &str, steps: &[KeyStep], known: &BTreeSet<Vec<KeyStep>>) -> Option<String> {
-    let row = steps.iter().find_map(|step| match step {
-        KeyStep::Row(row) => Some(*row),
-        KeyStep::Key(_) => None,
-    });
-    let in_row = |key: &Vec<KeyStep>| {
-        let step = |step: &KeyStep| match (step, row) {
-            (KeyStep::Row(_), Some(row)) => KeyStep::Row(row),
-            _ => step.clone(),
-        };
-        name_of(&key.iter().map(step).collect::<Vec<_>>())
-    };
-    let plain = |name: &str| name.to_ascii_uppercase().replace("__", "_");
-    let wanted = plain(name);
-    known.iter().map(in_row).min_by_key(|known| strsim::damerau_levenshtein(&plain(known), &wanted))
 }
 
 /// The value of a variable or flag as TOML: the text itself if the key takes a text; else the value written
@@ -210,7 +180,7 @@ mod tests {
             ("KEYWARD_LISTENER__ADDRESS", "KEYWARD_LISTENER__0__ADDRESS"),
             ("KEYWARD_LISTENER__0__TLS__CRT", "KEYWARD_LISTENER__0__TLS__CERT"),
         ] {
-            let expected = format!("{name}: names no key of the configuration; the nearest is {nearest}");
+            let expected = format!("{name}: names no key; the nearest is {nearest}");
             assert_eq!(faults(name), expected);
         }
     }
@@ -234,7 +204,7 @@ mod tests {
             assert!(!is_setting(name), "{name}");
         }
         assert!(is_setting("KEYWARD_ADMIN_SOCKET"));
-        assert!(known_keys().iter().all(|key| is_setting(&name_of(key))));
+        assert!(known_keys::<TomlFile>().iter().all(|key| is_setting(&name_of(key))));
     }
 
     #[test]

@@ -245,7 +245,7 @@ fn its_examples_are_valid_together() {
 /// The variables of all keys of a table, each with the value as text or TOML.
 fn variables_of(table: &Table) -> Vec<(String, String)> {
     let mut variables = Vec::new();
-    for key in known_keys() {
+    for key in known_keys::<TomlFile>() {
         let mut places = vec![(Vec::new(), Value::Table(table.clone()))];
         for step in &key {
             let mut next = Vec::new();

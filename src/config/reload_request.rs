@@ -5,13 +5,15 @@
 
 use std::time::SystemTime;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 /// Waiting requests: one per client of the admin socket. A further request waits for room.
 const WAITING: usize = 8;
 
-/// The outcome of a reload.
-#[derive(Debug, PartialEq, Eq)]
+/// The outcome of a reload. The JSON form is for programs: fields are added, never renamed.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ReloadOutcome {
     /// The configuration read is in force.
     Applied(AppliedReload),
@@ -44,7 +46,7 @@ impl std::fmt::Display for ReloadTrigger {
 }
 
 /// The changes of a reload.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppliedReload {
     /// Sentences about the changed parts.
     pub changes: Vec<String>,
@@ -81,6 +83,16 @@ impl ReloadOutcome {
     #[must_use]
     pub fn is_applied(&self) -> bool {
         matches!(self, Self::Applied(_))
+    }
+}
+
+/// Formats the outcome for a terminal.
+impl std::fmt::Display for ReloadOutcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Applied(applied) => writeln!(f, "{applied}"),
+            Self::Refused(faults) => f.write_str(&faults.join("\n")),
+        }
     }
 }
 

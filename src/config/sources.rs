@@ -417,8 +417,7 @@ mod tests {
         let told =
             faults(&[("keyward.toml", &format!("{MAIN}tokenttl = 1\n"))], &[("KEYWARD_LOG__LEVL", "x")]);
         assert!(told[0].starts_with("cluster.tokenttl: "), "{told:?}");
-        let expected =
-            "KEYWARD_LOG__LEVL: names no key of the configuration; the nearest is KEYWARD_LOG__LEVEL";
+        let expected = "KEYWARD_LOG__LEVL: names no key; the nearest is KEYWARD_LOG__LEVEL";
         assert!(told.iter().any(|fault| fault == expected), "{told:?}");
     }
 }

@@ -16,6 +16,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer, Error};
 
 use super::findings::ConfigFindings;
+use super::known_keys::unknown_key;
 use super::setting_place::{KeyPlace, SettingSource};
 
 /// Returns the mirror `T` of all valid entries of a text, and the faults of the invalid entries. `None` for
@@ -50,7 +51,10 @@ pub(super) fn read_table<T: DeserializeOwned>(
             Err(error) => error,
         };
         match error.span().and_then(|span| cut(&mut table, "", &span)) {
-            Some(culprit) => findings.fault(&culprit.path, reason(&error, &culprit.value)),
+            Some(culprit) => {
+                let unknown = unknown_key::<T>(&culprit.path);
+                findings.fault(&culprit.path, unknown.unwrap_or_else(|| reason(&error, &culprit.value)));
+            }
             None => {
                 // No entry to remove: continuing would loop forever.
                 findings.fault("", error.message());

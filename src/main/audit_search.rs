@@ -13,7 +13,8 @@ use keyward::audit::record::Timestamp;
 use keyward::audit::search::{AuditSearch, FoundRecord, SearchedVerdict};
 use keyward::config;
 
-use super::{OutputArgs, OutputForm, fail};
+use super::fail;
+use super::output_form::{OutputArgs, OutputForm};
 
 /// The conditions of a search. All must hold.
 #[derive(Args)]

@@ -6,14 +6,15 @@
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use keyward::app::config_check::{ConfigReport, ConfigVerdict};
 use keyward::config::{ConfigFaults, ConfigSources};
 use keyward::reload;
-use keyward::telemetry::printable;
 
 use super::config_arguments::ConfigArguments;
+use super::output_form::{OutputArgs, OutputForm, print_json};
 use super::{UNUSABLE, fail, finish, refuse};
 
 /// Arguments of `keyward check`.
@@ -26,20 +27,10 @@ pub(crate) struct CheckArguments {
     /// silent.
     #[arg(long)]
     dial: bool,
-    /// Output format.
-    #[arg(short = 'o', long = "output", value_enum, default_value_t = CheckForm::Text)]
-    output: CheckForm,
+    #[command(flatten)]
+    as_what: OutputArgs,
     #[command(flatten)]
     config: ConfigArguments,
-}
-
-/// Output format of `keyward check`.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum CheckForm {
-    /// Findings on stderr, and the verdict on stdout.
-    Text,
-    /// One line of JSON on stdout, for programs.
-    Json,
 }
 
 impl CheckArguments {
@@ -48,9 +39,9 @@ impl CheckArguments {
         let sources = self.config.sources();
         let (config, warnings) = match reload::load_for_start(&sources) {
             Ok(loaded) => loaded,
-            Err(faults) => return unusable(self.output, &faults, &sources),
+            Err(faults) => return unusable(self.as_what.output, &faults, &sources),
         };
-        let report = match ConfigReport::of_config(&config, &warnings, self.dial) {
+        let report = match ConfigReport::of_config(&Arc::new(config), &warnings, self.dial) {
             Ok(report) => report,
             Err(error) => return fail(&error.to_string(), ExitCode::FAILURE),
         };
@@ -59,9 +50,9 @@ impl CheckArguments {
             ConfigVerdict::Warnings if self.strict => ExitCode::FAILURE,
             ConfigVerdict::Warnings | ConfigVerdict::Fine => ExitCode::SUCCESS,
         };
-        let printed = match self.output {
-            CheckForm::Json => print_json(&report),
-            CheckForm::Text => write!(io::stderr(), "{report}").and_then(|()| {
+        let printed = match self.as_what.output {
+            OutputForm::Json => print_json(&report),
+            OutputForm::Table => write!(io::stderr(), "{report}").and_then(|()| {
                 let verdict = match report.verdict {
                     ConfigVerdict::Errors => "configuration can be loaded, and has errors",
                     ConfigVerdict::Warnings | ConfigVerdict::Fine => "configuration is valid",
@@ -73,13 +64,9 @@ impl CheckArguments {
     }
 }
 
-fn unusable(form: CheckForm, faults: &ConfigFaults, sources: &ConfigSources) -> ExitCode {
+fn unusable(form: OutputForm, faults: &ConfigFaults, sources: &ConfigSources) -> ExitCode {
     match form {
-        CheckForm::Json => finish(print_json(&ConfigReport::of_faults(faults)), ExitCode::from(UNUSABLE)),
-        CheckForm::Text => refuse(faults, sources),
+        OutputForm::Json => finish(print_json(&ConfigReport::of_faults(faults)), ExitCode::from(UNUSABLE)),
+        OutputForm::Table => refuse(faults, sources),
     }
-}
-
-fn print_json(report: &ConfigReport) -> io::Result<()> {
-    writeln!(io::stdout(), "{}", printable::json(&serde_json::to_string(report)?))
 }

@@ -1,7 +1,7 @@
 //! `keyward init`: writes a configuration for a running cluster.
 //!
-//! Owns: the arguments, and the file. Must not know: the text. Invariants: an existing file is replaced with
-//! `--force` only; the file is readable by its owner alone.
+//! Owns: the arguments, the file, and a session key beside it. Must not know: the text. Invariants: an
+//! existing file is replaced with `--force` only, a session key never; their owner alone may read both.
 
 use std::fs::{OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use keyward::app::config_writer::configuration_of_cluster;
-use keyward::config::{ConfigSources, FlagSetting};
+use keyward::config::{self, ConfigSources, FlagSetting};
 
 use super::config_arguments::ConfigFlags;
 use super::{UNUSABLE, fail, finish};
@@ -22,7 +22,8 @@ const LISTEN: &str = "127.0.0.1:2379";
 /// Arguments of `keyward init`.
 #[derive(Args)]
 pub(crate) struct InitArguments {
-    /// The file to write; stdout without this flag.
+    /// The file to write, with a new session key beside it unless --session-key names one; stdout without
+    /// this flag.
     #[arg(short = 'o', long = "output", value_name = "FILE")]
     output: Option<PathBuf>,
     /// Replaces an existing file.
@@ -49,15 +50,49 @@ impl InitArguments {
             Ok((config, _)) => config,
             Err(faults) => return fail(&faults.to_string(), ExitCode::from(UNUSABLE)),
         };
+        let key = self.output.as_deref().and_then(|file| key_beside(file, &mut flags));
         match (configuration_of_cluster(&config, &flags), self.output) {
             (Err(error), _) => fail(&error.to_string(), ExitCode::FAILURE),
             (Ok(text), None) => finish(write!(io::stdout(), "{text}"), ExitCode::SUCCESS),
-            (Ok(text), Some(file)) => match write_file(&file, &text, self.force) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => fail(&format!("{}: {error}", file.display()), ExitCode::FAILURE),
-            },
+            (Ok(text), Some(file)) => write_and_tell(&file, &text, key.as_deref(), self.force),
         }
     }
+}
+
+/// Names a session key beside the file in `flags`, unless `flags` name one. Returns the key's path if the key
+/// has to be made.
+fn key_beside(file: &Path, flags: &mut Vec<FlagSetting>) -> Option<PathBuf> {
+    if flags.iter().any(|flag| flag.key == "session.key_files") {
+        return None;
+    }
+    let key = file.with_file_name("session.key");
+    let value = key.to_str()?.to_owned();
+    flags.push(FlagSetting { flag: "--session-key", key: "session.key_files", value, yields: false });
+    (!key.exists()).then_some(key)
+}
+
+/// Writes the files, and prints their names and the next commands.
+fn write_and_tell(file: &Path, text: &str, key: Option<&Path>, force: bool) -> ExitCode {
+    let failed =
+        |path: &Path, error: &io::Error| fail(&format!("{}: {error}", path.display()), ExitCode::FAILURE);
+    if let Some(key) = key
+        && let Err(error) = config::write_session_key(key)
+    {
+        return failed(key, &error);
+    }
+    if let Err(error) = write_file(file, text, force) {
+        return failed(file, &error);
+    }
+    let name = file.display();
+    let key = key.map(|key| format!(", {} (new, the same on every replica)", key.display()));
+    let told = writeln!(
+        io::stdout(),
+        "written: {name}{}\n\
+         next:    keyward check --dial --config {name}\n\
+         \x20        keyward serve --config {name}",
+        key.unwrap_or_default()
+    );
+    finish(told, ExitCode::SUCCESS)
 }
 
 fn write_file(path: &Path, text: &str, force: bool) -> io::Result<()> {

@@ -23,27 +23,34 @@ use keyward::policy::described_call::{DescribedCall, Explanation};
 use keyward::policy::learned::LearningBounds;
 
 use super::config_arguments::ConfigFile;
+use super::output_form::{OutputArgs, OutputForm};
+use super::policy_answers::{print_checked, print_explained, print_tested};
 use super::{AdminSocketArgs, UNUSABLE, fail, finish, no_process, not_refused, unexpected_answer};
 
 /// Commands about policy files.
 #[derive(Subcommand)]
 pub(crate) enum PolicyFileArguments {
-    /// Prints all faults of a policy file, and grants without effect. Exit code 64 for faults, 1 for rules
-    /// that can apply to no caller of the configuration's listeners.
+    /// Prints all faults of a policy file, and grants without effect.
+    ///
+    /// A rule that can apply to no caller of the configuration's listeners is an error.
     Check {
         /// The policy file.
         file: PathBuf,
         #[command(flatten)]
+        as_what: OutputArgs,
+        #[command(flatten)]
         config: ConfigFile,
     },
-    /// Compares the verdicts on a table of calls with the expected ones. Exit code 1 for any difference.
+    /// Compares the verdicts on a table of calls with the expected ones.
     Test {
         /// The table: a TOML file with [[test]] tables.
         table: PathBuf,
         #[command(flatten)]
+        as_what: OutputArgs,
+        #[command(flatten)]
         policy: JudgedPolicy,
     },
-    /// Explains the verdict on a call. Exit code 1 for a refused call.
+    /// Explains the verdict on a call.
     Explain(ExplainArguments),
     /// Prints the smallest policy that would have allowed the calls in an audit log.
     Learn(LearnArguments),
@@ -93,6 +100,8 @@ pub(crate) struct ExplainArguments {
     #[arg(long, value_name = "NAME=VALUE")]
     claim: Vec<String>,
     #[command(flatten)]
+    as_what: OutputArgs,
+    #[command(flatten)]
     policy: JudgedPolicy,
 }
 
@@ -120,16 +129,20 @@ impl PolicyFileArguments {
     /// Runs the command.
     pub(crate) fn run(self) -> ExitCode {
         match self {
-            Self::Check { file, config } => check(&config.sources(), &file),
-            Self::Test { table, policy } => test(&table, &policy),
+            Self::Check { file, as_what, config } => check(&config.sources(), &file, as_what.output),
+            Self::Test { table, as_what, policy } => test(&table, &policy, as_what.output),
             Self::Explain(arguments) => arguments.run(),
             Self::Learn(arguments) => arguments.run(),
         }
     }
 }
 
-fn check(sources: &ConfigSources, file: &Path) -> ExitCode {
+fn check(sources: &ConfigSources, file: &Path, form: OutputForm) -> ExitCode {
     match CheckedPolicy::read(sources, file) {
+        Ok(checked) if form == OutputForm::Json => {
+            let code = if checked.unreachable.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            finish(print_checked(&checked.warnings, &checked.unreachable), code)
+        }
         Ok(checked) => {
             let mut printed = Ok(());
             for warning in &checked.warnings {
@@ -148,7 +161,7 @@ fn check(sources: &ConfigSources, file: &Path) -> ExitCode {
     }
 }
 
-fn test(table: &Path, policy: &JudgedPolicy) -> ExitCode {
+fn test(table: &Path, policy: &JudgedPolicy, form: OutputForm) -> ExitCode {
     let table = match VerdictTable::read(table) {
         Ok(table) => table,
         Err(error) => return unusable(&error),
@@ -159,6 +172,10 @@ fn test(table: &Path, policy: &JudgedPolicy) -> ExitCode {
     };
     let (source, count) = (judged.source_line(), table.calls.len());
     match table.compare(judged.verdicts) {
+        Ok(others) if form == OutputForm::Json => {
+            let code = if others.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            finish(print_tested(judged.replicas_policy.as_deref(), count, &others), code)
+        }
         Ok(others) if others.is_empty() => {
             finish(writeln!(io::stdout(), "{source}{count} calls: all as expected"), ExitCode::SUCCESS)
         }
@@ -256,7 +273,14 @@ impl ExplainArguments {
         match judged.verdicts.into_iter().next() {
             Some(Ok(explained)) => {
                 let code = if explained.is_allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-                finish(write!(io::stdout(), "{source}{}", explained.text), code)
+                let printed = match self.as_what.output {
+                    OutputForm::Table => write!(io::stdout(), "{source}{}", explained.text),
+                    OutputForm::Json => {
+                        let policy = judged.replicas_policy.as_deref();
+                        print_explained(policy, explained.is_allowed, &explained.text)
+                    }
+                };
+                finish(printed, code)
             }
             Some(Err(reason)) => fail(&reason, ExitCode::from(UNUSABLE)),
             None => unexpected_answer(),

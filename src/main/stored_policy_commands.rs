@@ -11,15 +11,18 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use keyward::admin::socket::{AdminAnswer, AdminCommand};
 use keyward::config;
-use keyward::policy_store::PolicyCommand;
+use keyward::policy_store::{PolicyAnswer, PolicyCommand};
+use serde::Serialize;
 
+use super::output_form::{OutputArgs, OutputForm, TableArgs, TableForm, print_json};
 use super::{AdminSocketArgs, UNUSABLE, fail, finish, send_command_or_exit, unexpected_answer};
 
 /// Commands to the stored policy.
 #[derive(Subcommand)]
 pub(crate) enum StoredPolicyArguments {
-    /// Stores a document as the next generation, in force on every replica within 1 s. Exit code 75: the
-    /// outcome is unknown, see `keyward policy history`.
+    /// Stores a document as the next generation.
+    ///
+    /// The generation is in force on every replica within 1 s.
     Apply {
         /// The document; - reads standard input.
         file: PathBuf,
@@ -36,15 +39,19 @@ pub(crate) enum StoredPolicyArguments {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Prints the roles, groups and bindings changed by a document. Exit code 0 without a difference, else 1.
+    /// Prints the roles, groups and bindings changed by a document.
     Diff {
         /// The document; - reads standard input.
         file: PathBuf,
+        #[command(flatten)]
+        as_what: OutputArgs,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
     /// Lists the kept generations.
     History {
+        #[command(flatten)]
+        as_what: TableArgs,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
@@ -104,8 +111,10 @@ impl StoredPolicyArguments {
                     ask(at, apply)
                 })
             }
-            Self::Diff { file, at } => with_document(&file, |text| ask(at, PolicyCommand::Diff { text })),
-            Self::History { at } => ask(at, PolicyCommand::History {}),
+            Self::Diff { file, as_what, at } => {
+                with_document(&file, |text| diff(at, PolicyCommand::Diff { text }, as_what.output))
+            }
+            Self::History { as_what, at } => list(at, PolicyCommand::History {}, as_what.output),
             Self::Rollback { generation, at } => {
                 ask(at, PolicyCommand::Rollback { generation, sudo_user: sudo_user() })
             }
@@ -137,8 +146,41 @@ impl UngrantArguments {
 }
 
 /// Runs `keyward grants`.
-pub(crate) fn list_grants(at: AdminSocketArgs) -> ExitCode {
-    ask(at, PolicyCommand::Grants {})
+pub(crate) fn list_grants(at: AdminSocketArgs, form: TableForm) -> ExitCode {
+    list(at, PolicyCommand::Grants {}, form)
+}
+
+/// Prints the rows of a listing.
+fn list(at: AdminSocketArgs, command: PolicyCommand, form: TableForm) -> ExitCode {
+    match send_command_or_exit(at, &AdminCommand::Policy(command)) {
+        Ok(AdminAnswer::Policy(PolicyAnswer { listing: Some(listing), .. })) => {
+            finish(form.print(&listing, |listing, width| listing.table(width)), ExitCode::SUCCESS)
+        }
+        Ok(_) => unexpected_answer(),
+        Err(code) => code,
+    }
+}
+
+/// The difference of a document, for programs.
+#[derive(Serialize)]
+struct PolicyDifference<'a> {
+    differs: bool,
+    lines: Vec<&'a str>,
+}
+
+fn diff(at: AdminSocketArgs, command: PolicyCommand, form: OutputForm) -> ExitCode {
+    match send_command_or_exit(at, &AdminCommand::Policy(command)) {
+        Ok(AdminAnswer::Policy(PolicyAnswer { text, differs, .. })) => {
+            let code = if differs { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            let printed = match form {
+                OutputForm::Table => write!(io::stdout(), "{text}"),
+                OutputForm::Json => print_json(&PolicyDifference { differs, lines: text.lines().collect() }),
+            };
+            finish(printed, code)
+        }
+        Ok(_) => unexpected_answer(),
+        Err(code) => code,
+    }
 }
 
 /// The user who became root by sudo; `None` for a user who is not root.
@@ -166,10 +208,7 @@ fn with_document(file: &Path, use_text: impl FnOnce(String) -> ExitCode) -> Exit
 
 fn ask(at: AdminSocketArgs, command: PolicyCommand) -> ExitCode {
     match send_command_or_exit(at, &AdminCommand::Policy(command)) {
-        Ok(AdminAnswer::Policy(answer)) => {
-            let code = if answer.differs { ExitCode::FAILURE } else { ExitCode::SUCCESS };
-            finish(write!(io::stdout(), "{}", answer.text), code)
-        }
+        Ok(AdminAnswer::Policy(answer)) => finish(write!(io::stdout(), "{}", answer.text), ExitCode::SUCCESS),
         Ok(_) => unexpected_answer(),
         Err(code) => code,
     }

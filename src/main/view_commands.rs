@@ -2,22 +2,18 @@
 //!
 //! Owns: the arguments, and the printed form. Must not know: the rows of a topic.
 
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use keyward::admin::socket::{AdminAnswer, AdminCommand as Ask};
-use keyward::admin::table::TableWidth;
 use keyward::admin::view::{View, ViewTopic};
 use keyward::admin::view_table::RowFilter;
 use keyward::config;
 
-use super::{
-    AdminSocketArgs, TableArgs, TableForm, UNUSABLE, fail, finish, print_json, send_command_or_exit,
-    unexpected_answer,
-};
+use super::output_form::TableArgs;
+use super::{AdminSocketArgs, UNUSABLE, fail, finish, send_command_or_exit, unexpected_answer};
 
 /// Arguments of `keyward show`.
 #[derive(Args)]
@@ -93,11 +89,7 @@ impl ShowArguments {
         if let Err(error) = view.arrange(rows.sort.as_deref(), rows.reverse, &rows.filter) {
             return fail(&error.to_string(), ExitCode::from(UNUSABLE));
         }
-        let printed = match rows.as_what.output {
-            TableForm::Table => write!(io::stdout(), "{}", view.table(TableWidth::Fit)),
-            TableForm::Wide => write!(io::stdout(), "{}", view.table(TableWidth::Wide)),
-            TableForm::Json => print_json(&view),
-        };
+        let printed = rows.as_what.output.print(&view, |view, width| view.table(width));
         finish(printed, ExitCode::SUCCESS)
     }
 }

@@ -5,7 +5,6 @@
 //! pointer is as the command read it; a change with an unknown outcome is reported as such, and never sent
 //! again; a document with a fault is never stored.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +12,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::time::timeout;
 
-use super::command::{PolicyAnswer, PolicyCommand, PolicyStoreError};
+use super::command::{GenerationRow, GrantRow, PolicyAnswer, PolicyCommand, PolicyListing, PolicyStoreError};
 use super::difference::difference;
 use super::generation::{GenerationHeader, read_document, sha256};
 use super::last_good::PointerReading;
@@ -93,7 +92,7 @@ impl PolicyKeeper {
                 let note =
                     limit_note(config.policy.limits_mode, in_force.map(|good| &good.document), &document);
                 let text = text + &note.unwrap_or_default();
-                Ok(PolicyAnswer { differs: !text.is_empty(), text, generation: None })
+                Ok(PolicyAnswer { differs: !text.is_empty(), ..answer(text) })
             }
             PolicyCommand::History {} => self.history().await,
             PolicyCommand::Show { generation: Some(number) } => {
@@ -108,7 +107,7 @@ impl PolicyKeeper {
                 self.grant(peer, role, seconds, reason, operator, outlets).await
             }
             PolicyCommand::Ungrant { peer, role, .. } => self.ungrant(&peer, &role, operator, outlets).await,
-            PolicyCommand::Grants {} => Ok(answer(self.listed_grants())),
+            PolicyCommand::Grants {} => Ok(listed(self.listed_grants())),
         }
     }
 
@@ -198,17 +197,16 @@ impl PolicyKeeper {
 
     async fn history(&self) -> Outcome {
         let headers = limited(self.prefix.history()).await?;
-        let mut text = String::from("GENERATION  APPLIED               UID     SHA-256           COMMENT\n");
-        for header in headers {
-            let mark = if header.generation == self.good.number() { "*" } else { " " };
-            let (at, uid) = (moment(header.applied_at), shown(header.uid, header.sudo_user.as_deref()));
-            let (sha256, comment) = (short(&header.sha256), header.comment.escape_debug());
-            let number = header.generation;
-            // Memory takes every write.
-            _ = writeln!(text, "{number:>9}{mark}  {at:20}  {uid:6}  {sha256:16}  {comment}");
-        }
-        text.push_str("* in force on this replica\n");
-        Ok(answer(text))
+        let row = |header: GenerationHeader| GenerationRow {
+            generation: header.generation,
+            in_force: header.generation == self.good.number(),
+            applied_at: moment(header.applied_at),
+            uid: header.uid,
+            sudo_user: header.sudo_user,
+            sha256: header.sha256,
+            comment: header.comment,
+        };
+        Ok(listed(PolicyListing::Generations(headers.into_iter().map(row).collect())))
     }
 
     async fn grant(
@@ -303,22 +301,20 @@ impl PolicyKeeper {
         }
     }
 
-    fn listed_grants(&self) -> String {
-        let mut text = String::from("UNTIL                 UID     PEER, ROLE, REASON\n");
+    fn listed_grants(&self) -> PolicyListing {
         let now = SystemTime::now();
-        for grant in self.grants.iter().filter(|grant| !grant.has_ended(now)) {
-            let (until, uid) = (moment(grant.until), shown(grant.uid, grant.sudo_user.as_deref()));
-            let (peer, role) = (grant.peer.escape_debug(), grant.role.escape_debug());
-            let knows = |good: &super::GoodGeneration| {
-                good.document.roles.iter().any(|known| *known.name == *grant.role)
-            };
-            let is_void = !self.good.generation().is_some_and(|good| knows(good));
-            let void = if is_void { " (the policy in force has no such role)" } else { "" };
-            let reason = grant.reason.escape_debug();
-            // Memory takes every write.
-            _ = writeln!(text, "{until:20}  {uid:6}  {peer}, {role}{void}, {reason}");
-        }
-        text
+        let roles = self.good.generation().map(|good| &*good.document.roles).unwrap_or_default();
+        let row = |grant: &TemporaryGrant| GrantRow {
+            until: moment(grant.until),
+            uid: grant.uid,
+            sudo_user: grant.sudo_user.clone(),
+            peer: grant.peer.clone(),
+            role: grant.role.clone(),
+            has_role: roles.iter().any(|known| *known.name == *grant.role),
+            reason: grant.reason.clone(),
+        };
+        let in_force = self.grants.iter().filter(|grant| !grant.has_ended(now));
+        PolicyListing::Grants(in_force.map(row).collect())
     }
 
     /// The document of a stored generation.
@@ -374,6 +370,10 @@ fn answer(text: String) -> PolicyAnswer {
     PolicyAnswer { text, ..PolicyAnswer::default() }
 }
 
+fn listed(listing: PolicyListing) -> PolicyAnswer {
+    PolicyAnswer { listing: Some(listing), ..PolicyAnswer::default() }
+}
+
 fn unchanged(reason: impl ToString) -> PolicyStoreError {
     PolicyStoreError::Unchanged(reason.to_string())
 }
@@ -386,17 +386,4 @@ fn seconds_of(time: SystemTime) -> u64 {
 fn moment(seconds: u64) -> String {
     let moment = i64::try_from(seconds).ok().and_then(|s| OffsetDateTime::from_unix_timestamp(s).ok());
     moment.and_then(|moment| moment.format(&Rfc3339).ok()).unwrap_or_else(|| seconds.to_string())
-}
-
-/// The operator, for a reader: `0`, or `0 (sudo alice)`.
-fn shown(uid: Option<u32>, sudo_user: Option<&str>) -> String {
-    let uid = uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string());
-    match sudo_user {
-        None => uid,
-        Some(user) => format!("{uid} (sudo {})", user.escape_debug()),
-    }
-}
-
-fn short(sha256: &str) -> &str {
-    sha256.get(..16).unwrap_or(sha256)
 }

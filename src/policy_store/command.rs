@@ -104,12 +104,64 @@ impl PolicyCommand {
 /// The answer to an executed command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyAnswer {
-    /// The text for the operator, with its last line break.
+    /// The text for the operator, with its last line break; empty for a listing.
     pub text: String,
+    /// The rows of [`PolicyCommand::History`] or [`PolicyCommand::Grants`].
+    pub listing: Option<PolicyListing>,
     /// True for a [`PolicyCommand::Diff`] with a difference.
     pub differs: bool,
     /// The generation stored by the command.
     pub generation: Option<u64>,
+}
+
+/// Rows for the operator. The JSON form is for programs: fields are added, never renamed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyListing {
+    /// The kept generations.
+    Generations(Vec<GenerationRow>),
+    /// The temporary grants in force.
+    Grants(Vec<GrantRow>),
+}
+
+/// A kept generation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GenerationRow {
+    /// Its number.
+    pub generation: u64,
+    /// True for the generation in force on this replica.
+    pub in_force: bool,
+    /// The time of the change, as RFC 3339.
+    pub applied_at: String,
+    /// The operator's user id, if known.
+    pub uid: Option<u32>,
+    /// The user who became root by sudo, if the operator told it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sudo_user: Option<String>,
+    /// The digest of the document, in hexadecimal.
+    pub sha256: String,
+    /// The operator's comment.
+    pub comment: String,
+}
+
+/// A temporary grant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantRow {
+    /// Its end, as RFC 3339.
+    pub until: String,
+    /// The operator's user id, if known.
+    pub uid: Option<u32>,
+    /// The user who became root by sudo, if the operator told it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sudo_user: Option<String>,
+    /// The pattern of the peer.
+    pub peer: String,
+    /// The role.
+    pub role: String,
+    /// False if the policy in force has no such role, so that the grant gives nothing.
+    pub has_role: bool,
+    /// The operator's reason.
+    pub reason: String,
 }
 
 /// Reasons for not having executed a command.

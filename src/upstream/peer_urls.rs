@@ -21,7 +21,7 @@ use rustls::pki_types::CertificateDer;
 
 use crate::config::{Cluster, Endpoint, Scheme};
 use crate::credentials::Credentials;
-use crate::dial::connect::Connector;
+use crate::dial::connect::{ConnectError, Connector};
 use crate::identity::MemberId;
 use crate::members::discovery::usable;
 use crate::members::membership::{
@@ -44,6 +44,15 @@ pub struct MintingCaTrusted {
     pub name: Arc<str>,
     /// The peer URL at which the member trusts the CA.
     pub url: Endpoint,
+}
+
+/// The answers of one look at the peer URLs, for a command without a running Keyward.
+#[derive(Debug, Default)]
+pub struct PeerTrustLook {
+    /// The first member found to trust the CA.
+    pub trusted: Option<MintingCaTrusted>,
+    /// The peer URLs without an answer, with the reason.
+    pub unseen: Vec<String>,
 }
 
 /// Checks members' peer URLs for trust in the minting CA.
@@ -136,6 +145,47 @@ fn over_tls(peering: &MemberPeerUrls) -> impl Iterator<Item = (&MemberPeerUrls, 
     peering.urls.iter().filter_map(move |url| Some((peering, usable(url, Scheme::Https)?)))
 }
 
+/// Looks once at the peer URLs of all listed members. `roots` are the CA certificates for members' client
+/// URLs. Cancel-safe.
+pub async fn look_at_peer_urls(
+    connector: &Connector,
+    snapshot: &Membership,
+    authority: &[CertificateDer<'static>],
+    roots: &[CertificateDer<'static>],
+) -> PeerTrustLook {
+    let PeerUrls::Listed(listed) = &snapshot.peer_urls else {
+        let unseen = "whether members trust mint.ca at their peer URLs: the member list is not told";
+        return PeerTrustLook { trusted: None, unseen: vec![unseen.to_owned()] };
+    };
+    let ancestry = CaChain::of(authority, roots);
+    let mut seen = PeerTrustLook::default();
+    for (peering, url, sight) in examine(connector, listed).await {
+        let (member, name) = (peering.member, Arc::clone(&peering.name));
+        match sight {
+            Ok(sight) if ancestry.is_trusted(&sight) => {
+                seen.trusted = seen.trusted.or(Some(MintingCaTrusted { member, name, url }));
+            }
+            Ok(_) => {}
+            Err(error) => seen
+                .unseen
+                .push(format!("whether {name} ({member}) trusts mint.ca at its peer URL {url}: {error}")),
+        }
+    }
+    seen
+}
+
+/// Records a handshake with each https peer URL of these members.
+async fn examine<'p>(
+    connector: &Connector,
+    members: &'p [MemberPeerUrls],
+) -> Vec<(&'p MemberPeerUrls, Endpoint, Result<PeerHandshake, ConnectError>)> {
+    let looks = members.iter().flat_map(over_tls).map(async |(peering, url)| {
+        let sight = peer_handshake::record_handshake(connector, &url).await;
+        (peering, url, sight)
+    });
+    join_all(looks).await
+}
+
 impl PeerTrustCheck {
     /// Creates the check for the members of `cluster`, reached through `connector`.
     #[must_use]
@@ -210,14 +260,10 @@ impl PeerTrustCheck {
             PeerUrls::Listed(listed) => listed,
         };
         let due = looked.due(authority, listed, &snapshot);
-        let looks = due.iter().flat_map(over_tls).map(async |(peering, url)| {
-            let sight = peer_handshake::record_handshake(&self.connector, &url).await;
-            (peering, url, sight)
-        });
         let roots = self.roots.load_full();
         let ancestry = CaChain::of(authority, &roots);
         let mut trusted = None;
-        for (peering, url, sight) in join_all(looks).await {
+        for (peering, url, sight) in examine(&self.connector, &due).await {
             match sight {
                 Ok(sight) if ancestry.is_trusted(&sight) => {
                     let (member, name) = (peering.member, Arc::clone(&peering.name));

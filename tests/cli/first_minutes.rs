@@ -53,6 +53,50 @@ fn without_any_key_the_ways_to_give_one_are_told() {
     }
 }
 
+/// A flag with a fault is no lack of a flag.
+#[test]
+fn a_fault_of_a_flag_is_told_alone() {
+    let given = ["--endpoints", "http://127.0.0.1:1", "--listen", "127.0.0.1:7"];
+    for (flags, key) in [
+        (&["--admin", "127.0.0.1:7"][..], "admin.address"),
+        (&["--listen", "127.0.0.1:bad"], "listener[0].address"),
+        (&["--endpoints", ""], "cluster.endpoints"),
+    ] {
+        let mut arguments = given.to_vec();
+        if let Some(at) = arguments.iter().position(|given| *given == flags[0]) {
+            arguments.drain(at..at + 2);
+        }
+        for command in ["check", "serve"] {
+            let (code, _, stderr) = run(&mut keyward(&[&[command], &arguments[..], flags].concat()));
+            assert!(code == 64 && !stderr.contains("no configuration file is named"), "{stderr}");
+            assert_eq!(paths(&stderr), [key], "{stderr}");
+        }
+    }
+    let (_, _, stderr) = run(&mut keyward(&["check", "--endpoints", "http://127.0.0.1:1"]));
+    assert!(stderr.contains("no configuration file is named"), "a listener is lacking: {stderr}");
+}
+
+/// What only the cluster can tell is a warning before somebody asks it.
+#[test]
+fn a_prefix_that_nobody_reads_and_an_authority_of_the_members_are_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let local = "address = '127.0.0.1:7'";
+    let judged_with = |lines: &str| {
+        let config = tidy(folder.path(), 90, local, lines);
+        let text =
+            fs::read_to_string(&config).unwrap().replace("revocation.state_file = 'revocations'\n", "");
+        write(folder.path(), "keyward.toml", &text);
+        judged(&["--config", &config])
+    };
+    let found = |name: &str| (0, "warnings".to_owned(), vec![format!("warning {name}")]);
+    assert_eq!(judged_with(""), found("revocation_forgotten"));
+    assert_eq!(judged_with("revocation.etcd_prefix = '/keyward/revocations/'"), found("revocation_unknown"));
+    write(folder.path(), "password", "secret");
+    let probe = "cluster.probe = { user = 'keyward', password_file = 'password' }\n";
+    let both = format!("{probe}revocation.etcd_prefix = '/keyward/revocations/'");
+    assert_eq!(judged_with(&both), (0, "fine".into(), vec![]));
+}
+
 #[test]
 fn faults_of_all_sources_are_told_at_once_each_with_its_source() {
     let folder = tempfile::tempdir().unwrap();
@@ -65,7 +109,7 @@ fn faults_of_all_sources_are_told_at_once_each_with_its_source() {
     let more = folder.path().join("more.toml");
     let expected = [
         "log.level: is none of off, error, warn, info, debug, trace (line 3)".to_owned(),
-        "KEYWARD_CLUSTER__PROBE__PASWORD_FILE: names no key of the configuration; the nearest is \
+        "KEYWARD_CLUSTER__PROBE__PASWORD_FILE: names no key; the nearest is \
          KEYWARD_CLUSTER__PROBE__PASSWORD_FILE"
             .to_owned(),
         format!("limits.connections: must be from 1 to 16777216 (line 2 of {})", more.display()),
@@ -97,6 +141,7 @@ fn tidy(folder: &Path, days: i64, listener: &str, lines: &str) -> String {
     let scheme = if listener.contains("tls") { "https" } else { "http" };
     let text = format!(
         "cluster.endpoints = ['http://127.0.0.1:1']\nsession.key_files = ['session.key']\n\
+         revocation.state_file = 'revocations'\n\
          advertise.client_urls = ['{scheme}://etcd.example.com:2379']\n{lines}\n\
          [[listener]]\nname = 'a'\n{listener}\n"
     );
@@ -204,6 +249,14 @@ fn init_tells_why_no_member_answers_and_writes_nothing() {
     assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
     assert!(stderr.starts_with("no member answers\nhttp://127.0.0.1:1: "), "{stderr}");
     assert!(!file.exists());
+    assert!(stderr.contains("for a cluster with TLS write https://"), "{stderr}");
+    // A closed port where TLS was tried: the hint to try it would be no help.
+    certificate(folder.path(), 90);
+    let ca = folder.path().join("server.crt");
+    let (code, _, stderr) =
+        run(&mut keyward(&["init", "--endpoints", "https://127.0.0.1:1", "--cacert", ca.to_str().unwrap()]));
+    assert!(code == 1 && stderr.starts_with("no member answers\nhttps://127.0.0.1:1: "), "{stderr}");
+    assert!(!stderr.contains("write https://"), "{stderr}");
     let (code, _, stderr) = run(&mut keyward(&["init", "--endpoints", "https://127.0.0.1:1"]));
     assert!(code == 64 && stderr.starts_with("cluster.tls.ca: "), "{code}: {stderr}");
     write(folder.path(), "keyward.toml", "kept");

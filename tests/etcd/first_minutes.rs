@@ -1,16 +1,18 @@
 //! The first minutes with a running cluster: `keyward init` writes a configuration that `keyward check --dial` accepts and that
-//! serves; a start by flags alone serves too; a wrong password and a silent member are found before a start.
+//! serves; a start by flags alone serves too; a wrong password, a silent member, and what a start would wait for are found before a start.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::harness::ctl::Ctl;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, Tls, evidence, newest, password, versions};
+use crate::harness::{Auth, Cluster, Options, Tls, evidence, newest, password, versions, wait};
 
+const LIMIT: Duration = Duration::from_secs(60);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_keyward");
 
 /// The exit code, stdout and stderr of a command without a running Keyward.
@@ -61,7 +63,7 @@ fn strings(flags: &[String]) -> Vec<&str> {
 }
 
 /// The severity and name of each finding of `keyward check --dial`, with its exit code.
-async fn dialled(config: &str) -> (Option<i32>, Vec<String>, Value) {
+pub(crate) async fn dialled(config: &str) -> (Option<i32>, Vec<String>, Value) {
     let (code, stdout, stderr) = keyward(&["check", "--dial", "-o", "json", "--config", config]).await;
     let report: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{stdout}{stderr}"));
     let findings = report["findings"].as_array().expect("findings").iter();
@@ -85,7 +87,11 @@ async fn written_for(cluster: &Cluster) {
     let (flags, file) = (flags(&site, cluster), name(&site.file("written.toml")));
     let init = [&["init", "-o", &file][..], &strings(&flags)].concat();
     let (code, stdout, stderr) = keyward(&init).await;
-    assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(0), "", ""));
+    let next =
+        format!("next:    keyward check --dial --config {file}\n         keyward serve --config {file}\n");
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let key = name(&site.file("session.key"));
+    assert_eq!(stdout, format!("written: {file}, {key} (new, the same on every replica)\n{next}"));
     assert_eq!(std::fs::metadata(&file).expect("it is written").permissions().mode() & 0o777, 0o600);
     let text = std::fs::read_to_string(&file).expect("it is ours");
     assert!(!text.contains(&password("root")), "{text}");
@@ -98,16 +104,37 @@ async fn written_for(cluster: &Cluster) {
         assert!(text.contains(&ttl.expect("a TTL")), "etcd's command line names the TTL: {text}");
     }
     assert_eq!(keyward(&init).await.0, Some(1), "no file is replaced unasked");
-    assert_eq!(keyward(&[&init[..], &["--force"]].concat()).await.0, Some(0));
+    let made = std::fs::read(&key).expect("the key is made");
+    let (code, stdout, _) = keyward(&[&init[..], &["--force"]].concat()).await;
+    assert_eq!((code, stdout), (Some(0), format!("written: {file}\n{next}")));
+    assert_eq!(std::fs::read(&key).expect("it is ours"), made, "no key is replaced");
     println!("{}: {}", cluster.version(), text.lines().count());
 
-    assert_eq!(keyward(&["check", "--config", &file]).await.0, Some(0));
+    let (code, _, stderr) = keyward(&["check", "--strict", "--config", &file]).await;
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let (code, findings, report) = dialled(&file).await;
     let harmless = |one: &String| one.starts_with("warning ") || one.starts_with("note ");
     assert!(code == Some(0) && findings.iter().all(harmless), "{report}");
     assert!(!findings.iter().any(|one| one.contains("unanswered") || one.contains("probe")), "{report}");
-    let serving = Keyward::start(site, &text).await;
+    // The default socket of the machine may be served by another process.
+    let socket = format!("[admin]\nsocket = {:?}\n", site.file("admin.sock"));
+    let with_socket = text.replace("[admin]\n", &socket);
+    assert_ne!(with_socket, text);
+    let serving = Keyward::start(site, &with_socket).await;
     serves(&serving, cluster).await;
+    if cluster.options().auth != Auth::Off {
+        let socket = name(&serving.site().file("admin.sock"));
+        let (code, stdout, stderr) = keyward(&["doctor", "-o", "json", "--socket", &socket]).await;
+        let report: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{stdout}{stderr}"));
+        let of_file = ["revocation", "session", "no_probe", "admin", "plaintext_listener"];
+        let findings = report["findings"].as_array().expect("findings").iter();
+        let ours: Vec<&Value> = findings
+            .filter(|one| {
+                of_file.iter().any(|name| one["check"].as_str().is_some_and(|it| it.contains(name)))
+            })
+            .collect();
+        assert!(ours.is_empty() && code.is_some_and(|code| code < 2), "{report}");
+    }
 }
 
 #[tokio::test]
@@ -131,6 +158,56 @@ async fn flags_alone_serve_a_cluster_with_auth() {
     let flags = flags(&site, &cluster);
     let serving = Keyward::start_by_flags(site, &strings(&flags)).await;
     serves(&serving, &cluster).await;
+}
+
+/// What `serve` would wait for without an end is an error before a start, and told truly while it waits.
+#[tokio::test]
+async fn a_prefix_that_keyward_may_not_read_is_found_before_a_start() {
+    for version in versions() {
+        let options = Options { auth: Auth::On { extra_users: 1 }, ..Options::default() };
+        let cluster = Cluster::start(&version, options).await;
+        let site = Site::new();
+        let whole = site.in_front_of(&cluster) + "revocation.etcd_prefix = \"/keyward/revocations/\"\n";
+        let file = |text: &str| name(&site.write("keyward.toml", text));
+        let (code, findings, report) = dialled(&file(&whole)).await;
+        assert!(code == Some(0) && !findings.iter().any(|one| one.contains("unknown")), "{report}");
+
+        let without_probe: Vec<&str> =
+            whole.lines().filter(|line| !line.starts_with("cluster.probe")).collect();
+        let nobody = without_probe.join("\n") + "\n";
+        let (code, findings, report) = dialled(&file(&nobody)).await;
+        assert!(code == Some(1) && findings.contains(&"error revocation_unknown".to_owned()), "{report}");
+        assert!(report.to_string().contains("needs cluster.probe: auth is on"), "{report}");
+        let (code, stdout, stderr) = keyward(&["check", "--config", &file(&nobody)]).await;
+        assert!(
+            code == Some(0) && stderr.contains("revocation.etcd_prefix: no user reads"),
+            "{stdout}{stderr}"
+        );
+
+        // The policy below a prefix of its own, for a user without a role for it.
+        let stranger =
+            "policy.etcd_prefix = \"/keyward/policy/\"\npolicy.mode = \"shadow\"\npolicy.user = \"alice\"\n";
+        let row = format!(
+            "[[user]]\nname = \"alice\"\npassword_file = {:?}\n",
+            site.write("alice", &password("alice"))
+        );
+        let (code, findings, report) = dialled(&file(&(whole.clone() + stranger + &row))).await;
+        assert!(code == Some(1) && findings.contains(&"error policy_unknown".to_owned()), "{report}");
+        assert!(report.to_string().contains("permission denied"), "{report}");
+
+        let waiting = Keyward::start_unready(site, &nobody).await;
+        let told = async || {
+            let (status, text) = waiting.admin("/readyz").await;
+            (status == 503 && text.contains("needs cluster.probe: auth is on")).then_some(text)
+        };
+        let text = wait::until(LIMIT, "/readyz has the reason", told).await;
+        assert!(text.starts_with("the revocations are not known: "), "{text}");
+        waiting
+            .logged("the reason", |line| {
+                line.contains("revocations cannot be read") && line.contains("needs cluster.probe")
+            })
+            .await;
+    }
 }
 
 #[tokio::test]

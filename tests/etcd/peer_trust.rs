@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::caller::Caller;
+use crate::first_minutes::dialled;
 use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::pki::Pair;
@@ -29,6 +30,11 @@ async fn an_authority_that_members_trust_between_each_other_mints_nothing() {
         let cluster = cluster(&version, 1, PeerTls::Shared).await;
         let site = Site::new();
         let config = minting(&site, &cluster, &cluster.pki().mint());
+        // Told before a start, by the same words.
+        let file = site.write("keyward.toml", &config);
+        let (code, findings, report) = dialled(file.to_str().expect("UTF-8")).await;
+        assert!(code == Some(1) && findings.contains(&"error mint_trusted".to_owned()), "{report}");
+        assert!(report.to_string().contains("member m0 ("), "{report}");
         let (ended, log) = Keyward::refused(site, &config).await;
         assert_eq!(ended.code(), Some(1), "{version}: {log}");
         let said = log.lines().find(|line| line.contains("mint.ca")).expect("it is said");
@@ -52,6 +58,9 @@ async fn one_that_they_do_not_trust_mints_and_a_reload_to_one_that_they_do_is_re
         let site = Site::new();
         let config = minting(&site, &cluster, &cluster.pki().mint());
         let other = minting(&site, &cluster, &cluster.peer_pki().mint());
+        let file = site.write("keyward.toml", &config);
+        let (code, findings, report) = dialled(file.to_str().expect("UTF-8")).await;
+        assert!(code == Some(0) && !findings.iter().any(|one| one.contains("mint")), "{report}");
         let keyward = Keyward::start(site, &config).await;
         let listen = keyward.site().listen;
         Caller::anybody(listen).await.put("/a/x", b"1".to_vec(), 0).await.expect("her role allows it");

@@ -152,7 +152,7 @@ async fn replicas_under_load_obey_and_judge_no_call_by_half_of_a_generation() {
         println!("{version}: {calls} calls judged, {rate:.0} a second; slowest replica after {slowest:?}");
         assert!(calls > 300 && denied > 0, "{calls} calls, {denied} denied");
         let (code, said) = command(&replicas[1], &["policy", "history"]).await;
-        assert!(code == Some(0) && said.contains("7*"), "{said}");
+        assert!(code == Some(0) && said.contains(" 7  true "), "{said}");
     }
 }
 
@@ -233,7 +233,8 @@ async fn a_replica_cut_off_from_etcd_keeps_the_last_generation_also_over_a_resta
         let config = site.in_front_of(&cluster) + LINES;
         let blank = Keyward::start_unready(site, &config).await;
         let (status, said) = blank.admin("/readyz").await;
-        assert_eq!((status, said.as_str()), (503, "the stored policy is not known yet\n"));
+        // With the reason, once a read has failed.
+        assert!(status == 503 && said.starts_with("the stored policy is not known yet"), "{status}: {said}");
         let caller = Caller::anybody(blank.site().listen).await;
         assert_eq!(read(&caller, &["/generation/1"]).await, Code::Unavailable);
         assert_eq!(read(&caller, &["/other"]).await, Code::Unavailable);
@@ -397,7 +398,7 @@ async fn a_grant_ends_under_an_open_watch_while_etcd_is_away() {
         wait::until(LIMIT, "the grant is in force on the other replica", granted).await;
         println!("{version}: in force on the other replica {:?} after the command began", began.elapsed());
         let (_, said) = command(&far, &["grants"]).await;
-        assert!(said.contains("password:alice, everything, incident 7"), "{said}");
+        assert!(said.contains("password:alice  everything  incident 7"), "{said}");
         let mut stream = watch(&alice, "/a/k").await.expect("granted");
         assert!(stream.message().await.expect("granted").expect("created").created);
 

@@ -15,6 +15,7 @@ mod limits;
 mod logged_conditions;
 mod member_speed;
 mod name_servers;
+mod readiness;
 mod reloads;
 mod rule_reach;
 mod state_files;
@@ -49,6 +50,7 @@ use crate::members::membership::{
 use crate::policy::unreachable_rules::UnreachableRule;
 use crate::policy_store::PolicyStoreStatus;
 use crate::telemetry::conditions::StandingCondition;
+use crate::upstream::peer_urls::PeerTrustLook;
 use crate::usage::exceeded::Exceeded;
 
 /// Thresholds of the database size, in percent of the quota.
@@ -86,6 +88,10 @@ pub(super) struct DoctorInputs<'a> {
     /// The hashes of the members' stores; empty where etcd tells them to root alone.
     pub(super) hashes: &'a StoreHashes,
     pub(super) revocations_known: bool,
+    /// Why the last read of the revocations failed.
+    pub(super) revocations_unread: Option<&'a str>,
+    /// The members' trust in `mint.ca`; a running process looks at it by itself.
+    pub(super) peer_trust: Option<&'a PeerTrustLook>,
     /// The state of the policy stored in etcd, if configured.
     pub(super) stored_policy: Option<&'a PolicyStoreStatus>,
     /// The rules in force that can apply to no caller.
@@ -136,10 +142,15 @@ impl DoctorInputs<'_> {
         certificates::check(self.config, self.now, &mut findings);
         weak_certificates::check(self.config, self.shown, &mut findings);
         exposure::check(self.config, &mut findings);
+        self.kept_state(&mut findings);
         self.memory_budgets(&mut findings);
         rule_reach::check(self.unreachable, &mut findings);
         if dialled {
             self.whole_cluster(&mut findings);
+            stored_policy::check(self.config, self.stored_policy, &mut findings);
+            readiness::check(self.peer_trust, &mut findings);
+        } else {
+            readiness::foresee(self.config, &mut findings);
         }
         findings.into_report()
     }
@@ -468,9 +479,9 @@ impl DoctorInputs<'_> {
             RevocationPersistence::Etcd { .. } | RevocationPersistence::File(_) => {}
         }
         if !self.revocations_known {
-            let what = "the revocations are not known: logins and calls are refused";
-            let fix = "see that cluster.probe or revocation.user may read and write revocation.etcd_prefix";
-            findings.error("revocation_unknown", "revocation", what, fix);
+            let why = self.revocations_unread.map(|why| format!(" ({why})")).unwrap_or_default();
+            let what = format!("the revocations are not known{why}: logins and calls are refused");
+            findings.error("revocation_unknown", "revocation", what, readiness::REVOCATION_LOGIN);
         }
     }
 

@@ -48,11 +48,13 @@ impl Exchange<'_> {
         if self.effect != Effect::ReadOnly || !body_shape::is_heavy(method, message) {
             return None;
         }
-        let (usage, member) = (Arc::clone(&self.call.gateway.usage), member.id);
+        let (usage, member, name) =
+            (Arc::clone(&self.call.gateway.usage), member.id, Arc::clone(&member.name));
         let digest = usage.suspect_reads.digest(method.path, message);
         Some(Box::new(move || {
             usage.suspect_reads.suspect(digest, Instant::now());
-            tracing::warn!(%member, method = method.name, "a member was lost while it answered a large read");
+            let (name, method) = (&*name, method.name);
+            tracing::warn!(%member, name, method, "a member was lost while it answered a large read");
             Refusal::SUSPECT_READ
         }))
     }

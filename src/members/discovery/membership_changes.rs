@@ -3,6 +3,8 @@
 //! Owns: the comparison and the log texts. Must not know: the origin of the snapshots.
 //! Invariant: two snapshots differing only in times and raft indexes have no changes.
 
+use std::sync::Arc;
+
 use crate::config::Endpoint;
 use crate::identity::{ClusterId, MemberId};
 use crate::members::membership::{
@@ -19,7 +21,7 @@ pub(super) enum MembershipChange {
     Leader(Option<MemberId>),
     Term,
     Added(MemberId),
-    Removed(MemberId),
+    Removed(MemberId, Arc<str>),
     Absent(AbsentMember),
     Moved(MemberId, Endpoint),
     Role(MemberId, Role),
@@ -57,7 +59,7 @@ pub(super) fn between(before: &Membership, after: &Membership) -> Vec<Membership
         }
     }
     let gone = before.members.iter().filter(|member| after.get(member.id).is_none());
-    changes.extend(gone.map(|member| MembershipChange::Removed(member.id)));
+    changes.extend(gone.map(|member| MembershipChange::Removed(member.id, Arc::clone(&member.name))));
     changes.extend(fresh(&before.absent, &after.absent).map(MembershipChange::Absent));
     if before.leader != after.leader {
         changes.push(MembershipChange::Leader(after.leader));
@@ -109,7 +111,7 @@ pub(super) fn log_followed(left: ClusterId, followed: ClusterId) {
     );
 }
 
-/// Logs each change on a line of its own.
+/// Logs each change on a line of its own. A line about a member has the name that operators gave it.
 pub(super) fn log(changes: &[MembershipChange], after: &Membership) {
     let name =
         |member: &MemberId| after.get(*member).map(|known| &*known.name).filter(|name| !name.is_empty());
@@ -128,10 +130,10 @@ pub(super) fn log(changes: &[MembershipChange], after: &Membership) {
                     tracing::info!(%member, name = name(member), endpoint = %found.endpoint, "member found");
                 }
             }
-            MembershipChange::Removed(member) => tracing::info!(%member, "member left"),
+            MembershipChange::Removed(member, name) => tracing::info!(%member, name = &**name, "member left"),
             MembershipChange::Absent(absent) => {
-                let reason = absent.why.text();
-                tracing::info!(member = %absent.id, reason, "member without a usable address");
+                let (name, reason) = (&*absent.name, absent.why.text());
+                tracing::info!(member = %absent.id, name, reason, "member without a usable address");
             }
             MembershipChange::Moved(member, endpoint) => {
                 tracing::info!(%member, name = name(member), %endpoint, "member has another address")
@@ -171,8 +173,6 @@ pub(super) fn log(changes: &[MembershipChange], after: &Membership) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use tokio::time::Instant;
 
     use super::*;
@@ -246,7 +246,7 @@ mod tests {
             MembershipChange::NotReady(id(1), UnreadyReason::Learner),
             MembershipChange::Added(id(3)),
             MembershipChange::Ready(id(3)),
-            MembershipChange::Removed(id(2)),
+            MembershipChange::Removed(id(2), "m2".into()),
             MembershipChange::Leader(None),
             MembershipChange::Term,
             MembershipChange::Serving(ServingState::NoKnownLeader),

@@ -21,7 +21,7 @@ use crate::config::{ClientTls, Cluster, EtcdLogin};
 use crate::dial::connect::Connector;
 use crate::identity::MemberId;
 use crate::members::membership::{
-    AuthSetting, ControlChannels, Member, Membership, PeerUrls, Readiness, UnreadyReason,
+    AuthSetting, ControlChannels, Member, MembersHandle, Membership, PeerUrls, Readiness, UnreadyReason,
 };
 use crate::pb::etcdserverpb::AuthenticateRequest;
 use crate::pb::etcdserverpb::auth_client::AuthClient;
@@ -61,13 +61,14 @@ pub enum SurveyExtent {
     MembersAndStores,
 }
 
-/// Looks at the cluster, for `limit` at most while a member is silent.
+/// Looks at the cluster, for `limit` at most while a member is silent. Returns the access to the members too,
+/// for further questions; it ends with `tasks`.
 pub async fn survey(
     config: &Cluster,
     connector: Connector,
     (limit, extent): (Duration, SurveyExtent),
     tasks: &Tasks,
-) -> ClusterSurvey {
+) -> (ClusterSurvey, MembersHandle, ControlChannels) {
     let discovery = Members::new(config, connector.clone());
     let channels = discovery.channels();
     let handle = discovery.start(tasks);
@@ -105,7 +106,9 @@ pub async fn survey(
         hashes = read_hashes(|| handle.snapshot.load_full(), ask).await;
     }
     let certificates = connector.shown_certificates();
-    ClusterSurvey { membership, auth, examined, flags, hashes, keywards, certificates, login_failure }
+    let seen =
+        ClusterSurvey { membership, auth, examined, flags, hashes, keywards, certificates, login_failure };
+    (seen, handle, channels)
 }
 
 /// True if nothing more is to be learned: every address and every listed member has answered well.

@@ -16,9 +16,10 @@ pub(super) fn check(config: &Config, status: Option<&PolicyStoreStatus>, finding
     let about = "policy.etcd_prefix";
     let Some(status) = status else { return };
     if !status.is_known {
-        let what = "the stored policy was never read, so every call is refused";
-        let fix = "see the log for the reason; let policy.user read the prefix, or restore the policy there: \
-                   keyward policy apply";
+        let why = status.unread.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+        let what = format!("the stored policy was never read{why}, so every call is refused");
+        let fix = "let cluster.probe or policy.user read the prefix, or restore the policy there: keyward \
+                   policy apply";
         findings.error("policy_unknown", about, what, fix);
     }
     if let Some(fault) = &status.fault {

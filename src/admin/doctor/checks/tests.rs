@@ -43,6 +43,7 @@ struct Scene {
     keywards: Vec<KeywardEndpoint>,
     hashes: StoreHashes,
     revocations_known: bool,
+    revocations_unread: Option<&'static str>,
     stored_policy: Option<PolicyStoreStatus>,
     root_holders: RootHolders,
     connections: ConnectionOccupancy,
@@ -113,6 +114,7 @@ impl Scene {
             keywards: Vec::new(),
             hashes: StoreHashes::default(),
             revocations_known: true,
+            revocations_unread: None,
             stored_policy: None,
             root_holders: RootHolders::default(),
             connections: ConnectionOccupancy { open: 100, ..ConnectionOccupancy::default() },
@@ -174,6 +176,8 @@ impl Scene {
             keywards: &self.keywards,
             hashes: &self.hashes,
             revocations_known: self.revocations_known,
+            revocations_unread: self.revocations_unread,
+            peer_trust: None,
             stored_policy: self.stored_policy.as_ref(),
             unreachable: &crate::policy::unreachable_rules::unreachable_rules(
                 &config,
@@ -377,6 +381,7 @@ fn a_stored_policy_that_is_unknown_faulty_old_or_not_applied() {
         generation: 3,
         grants: 0,
         fault: None,
+        unread: None,
         is_known: true,
         confirmed_at: Some(now),
         opened_at: now,
@@ -392,7 +397,10 @@ fn a_stored_policy_that_is_unknown_faulty_old_or_not_applied() {
     let old = PolicyStoreStatus { confirmed_at: Some(long_ago), ..good.clone() };
     finds(old, &[(Error, "policy_old")]);
     finds(PolicyStoreStatus { generation: 0, ..good.clone() }, &[(Warning, "policy_not_applied")]);
-    finds(PolicyStoreStatus { generation: 0, is_known: false, ..good }, &[(Error, "policy_unknown")]);
+    let unread = Some("PermissionDenied: etcdserver: permission denied".to_owned());
+    let unknown = PolicyStoreStatus { generation: 0, is_known: false, unread, ..good };
+    let said = finds(unknown, &[(Error, "policy_unknown")]);
+    assert!(said.contains("was never read (PermissionDenied: etcdserver: permission denied)"), "{said}");
 }
 
 #[test]
@@ -720,8 +728,12 @@ fn what_is_open_or_would_be_lost() {
         scene.lines = "cluster.probe = { user = 'keyward', password_file = 'password' }\n".to_owned();
     });
     bare.finds(&[(Warning, "revocation_forgotten"), (Warning, "session_keys")]);
-    let unknown = Scene::new().with(|scene| scene.revocations_known = false);
-    unknown.finds(&[(Error, "revocation_unknown")]);
+    let unknown = Scene::new().with(|scene| {
+        scene.revocations_known = false;
+        scene.revocations_unread = Some("needs cluster.probe: auth is on");
+    });
+    let said = unknown.finds(&[(Error, "revocation_unknown")]);
+    assert!(said.contains("are not known (needs cluster.probe: auth is on): logins"), "{said}");
     let holders = |found: &[&str], untold: &[&str], unlisted| {
         let users = |names: &[&str]| names.iter().map(|name| UserName::from(*name)).collect();
         let holders = RootHolders { found: users(found), untold: users(untold), unlisted };
