@@ -286,7 +286,8 @@ impl WarnedRow {
 
     fn line(&self) -> String {
         let Self { condition, level, records, last_seconds, .. } = self;
-        format!("logged: {level} {condition}, {records} times, last {last_seconds} s ago")
+        let times = if *records == 1 { "once".to_owned() } else { format!("{records} times, last") };
+        format!("logged: {level} {condition}, {times} {last_seconds} s ago")
     }
 }
 
