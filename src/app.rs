@@ -198,8 +198,9 @@ async fn run(
     let trust = peer_trust(&config, parts);
     let mut trusted = pin!(trust.follow());
     if taking_over.is_some() {
+        let unready_reason = || running.admin.state.unready_reason();
         tokio::select! {
-            ready = take_over::wait_until_ready(running.ready.subscribe(), &running.admin.state) => ready?,
+            ready = take_over::wait_until_ready(running.ready.subscribe(), unready_reason) => ready?,
             // Readiness waits for this check.
             trusted = &mut trusted => return Err(ServeError::Mint(trusted)),
             () = signals.next() => return Err(ServeError::TakeOver("ended by a signal".into())),

@@ -12,7 +12,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::ServeError;
-use crate::admin::AdminState;
 use crate::admin::take_over::{self, TakeOver};
 use crate::config::{AdminSocketSetting, Config, DEFAULT_ADMIN_SOCKET};
 use crate::io::listening_sockets::{ListeningSockets, NamedSocket};
@@ -44,16 +43,16 @@ pub(super) async fn begin(config: &Config) -> Result<(Option<TakeOver>, Vec<Name
     }
 }
 
-/// Waits until calls can be served, and says at last why they cannot.
+/// Waits until calls can be served. A failure has the reason of `/readyz`, which `unready_reason` tells.
 pub(super) async fn wait_until_ready(
     mut ready: watch::Receiver<bool>,
-    state: &AdminState,
+    unready_reason: impl FnOnce() -> Option<String>,
 ) -> Result<(), ServeError> {
     match tokio::time::timeout(READY, ready.wait_for(|ready| *ready)).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(_)) => Err(ServeError::TakeOver("the start was cancelled".into())),
         Err(_) => {
-            let reason = state.unready_reason().unwrap_or_else(|| "it became ready just now".into());
+            let reason = unready_reason().unwrap_or_else(|| "it became ready just now".into());
             Err(ServeError::TakeOver(format!("not ready within {} s: {reason}", READY.as_secs())))
         }
     }
@@ -79,4 +78,19 @@ pub(super) async fn finish(
 /// Runs blocking calls, which have time limits of their own.
 async fn blocking<T: Send + 'static>(call: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(call).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hand_over_that_gives_up_says_why_it_was_not_ready() {
+        let (ready, told) = watch::channel(false);
+        let failed = wait_until_ready(told, || Some("no member answers".into())).await.unwrap_err();
+        assert_eq!(failed.to_string(), "nothing was taken over: not ready within 60 s: no member answers");
+        let waiting = wait_until_ready(ready.subscribe(), || unreachable!("it becomes ready"));
+        let (outcome, _) = tokio::join!(waiting, async { ready.send_replace(true) });
+        assert!(outcome.is_ok());
+    }
 }
