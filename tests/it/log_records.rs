@@ -1,4 +1,5 @@
-//! What strangers can write into the log: a bounded number of records, all of them counted.
+//! What strangers, and refused clients, can write into the log: a bounded number of records, all of them counted. What a record
+//! says of a failed call.
 
 use std::fmt;
 use std::io;
@@ -6,6 +7,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use keyward::admin::view::ViewTopic;
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::refusal::Code;
@@ -18,7 +20,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::member::Member;
 use crate::rig::{Keyward, log_in, paused};
-use crate::words::{RANGE, WATCH, range, ranged, watch};
+use crate::words::{PUT, RANGE, WATCH, put, range, ranged, watch};
 
 /// What was logged on this thread.
 #[derive(Clone, Default)]
@@ -62,6 +64,16 @@ impl Log {
     }
 }
 
+const ENFORCED: &str = "[policy]\nmode = 'enforce'\nfile = 'policy.toml'\n";
+
+/// The folder of a configuration, with a policy whose role may read and watch `/a/`.
+fn policy_folder(binding: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let role = "[[role]]\nname = 'reader'\n[[role.allow]]\nactions = ['read', 'watch']\nprefix = '/a/'\n";
+    std::fs::write(folder.path().join("policy.toml"), format!("{role}{binding}")).expect("written");
+    folder
+}
+
 #[test]
 fn refused_strangers_leave_a_bounded_number_of_records_and_all_are_counted() {
     paused(async {
@@ -82,6 +94,65 @@ fn refused_strangers_leave_a_bounded_number_of_records_and_all_are_counted() {
             stranger.call(RANGE, range("k")).await;
         }
         assert_eq!(log.lines_with("keyward::access"), 120);
+    });
+}
+
+/// A client in a loop that Keyward refuses, as with a full disk of the audit log, does not fill the disk of the log too.
+#[test]
+fn refused_calls_of_a_proved_peer_leave_a_bounded_number_of_records_too() {
+    paused(async {
+        let folder = policy_folder("[[binding]]\npeer = 'password:*'\nroles = ['reader']\n");
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", ENFORCED);
+        let log = Log::default();
+        let _listening = log.listen();
+        let (alice, bob) = (keyward.logged_in("alice").await, keyward.logged_in("bob").await);
+        for _ in 0..500 {
+            assert_eq!(alice.call(PUT, put(1)).await.end.code(), Some(Code::PermissionDenied));
+        }
+        assert_eq!(log.lines_with("keyward::access"), 100);
+        assert_eq!(keyward.metrics.log_records_left_out.get(), 400);
+        bob.call(PUT, put(1)).await;
+        assert_eq!(log.lines_with("password:bob"), 1, "another peer has records of its own");
+    });
+}
+
+/// etcd's own refusal, one of the policy, and one of a limit have the same texts as each other, and different records.
+#[test]
+fn a_record_says_who_refused_the_call_or_the_watch_and_by_which_rule_or_limit() {
+    paused(async {
+        let folder = policy_folder("[[binding]]\npeer = 'password:alice'\nroles = ['reader']\n");
+        let member = Rc::new(Member::new(1, &Tasks::default()));
+        let lines = format!("{ENFORCED}[policy.peer_limits]\nwatches = 1\n");
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", &lines);
+        let log = Log::default();
+        let _listening = log.listen();
+        let alice = keyward.logged_in("alice").await;
+        alice.call(PUT, put(1)).await;
+        let refused = async {
+            member.called(RANGE).await.refuse(Code::PermissionDenied, "etcdserver: permission denied");
+        };
+        tokio::join!(alice.call(RANGE, range("/a/k")), refused).0.end.code();
+        let mut stream = alice.open(WATCH).await.expect("open");
+        for key in ["/b", "/a/1", "/a/2"] {
+            stream.say(&watch(key, 1)).await;
+        }
+        crate::rig::settled().await;
+        let line = |texts: &[&str]| log.count(|line| texts.iter().all(|text| line.contains(text)));
+        for (what, fields) in [
+            ("call", r#"refused_by="policy" rule="no_grant: write""#),
+            ("call", r#"refused_by="etcd""#),
+            ("watch refused", r#"refused_by="policy" rule="no_grant: watch""#),
+            ("watch refused", r#"refused_by="limit" limit="peer watches""#),
+        ] {
+            assert_eq!(
+                line(&["keyward::access", what, r#"peer="password:alice""#, fields]),
+                1,
+                "{fields}: {log:?}"
+            );
+        }
+        let rows = keyward.shown(ViewTopic::Clients).await;
+        assert_eq!((&rows[0]["failed"], &rows[0]["last_error_by"]), (&4.into(), &"limit".into()));
     });
 }
 

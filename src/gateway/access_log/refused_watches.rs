@@ -11,7 +11,7 @@ use super::AccessRecord;
 use crate::audit::record::cut_name;
 use crate::gateway::client_figures::ClientError;
 use crate::identity::UserName;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, RefusalReason};
 use crate::telemetry;
 use crate::telemetry::access_settings::CallOutcome;
 
@@ -34,6 +34,8 @@ impl AccessRecord {
             let chosen_by =
                 log.settings.get().choose(CallOutcome { is_error: true, took: None }, &log.samples);
             let Some(chosen_by) = chosen_by.filter(|_| log.refused.may_log(peer.as_deref())) else { return };
+            // `rule` is the limit that was exceeded, or the rule of the policy, as in the record of a call.
+            let is_limit = refusal.reason() == RefusalReason::Limit;
             tracing::info!(
                 target: telemetry::ACCESS,
                 method = method.path,
@@ -42,7 +44,8 @@ impl AccessRecord {
                 user = user.as_ref().map(UserName::as_str),
                 reason = refusal.message(),
                 refused_by = refusal.reason().name(),
-                rule = cut_name(rule),
+                rule = (!is_limit).then(|| cut_name(rule)),
+                limit = is_limit.then(|| cut_name(rule)),
                 listener = &*origin.listener,
                 remote = origin.remote_text.as_ref().map(tracing::field::display),
                 user_agent = origin.user_agent(),
