@@ -258,6 +258,8 @@ fn commands_need_a_process_behind_the_socket() {
         let (ended, stdout, stderr) = run(&mut keyward(arguments));
         assert_eq!((ended, stdout.as_str()), (code, ""), "{arguments:?}: {stderr}");
         assert!(!stderr.is_empty(), "{arguments:?}");
+        let names_ways = stderr.contains("no Keyward serves this socket. --socket PATH, --config FILE or");
+        assert_eq!(names_ways, code == 69, "the path alone is no help: {stderr}");
     }
 }
 

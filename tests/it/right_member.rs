@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use keyward::admin::view::ViewTopic;
 use keyward::identity::MemberId;
 use keyward::members::fitness::member_load::Ejection;
 use keyward::members::membership::MembershipHint;
@@ -148,6 +149,9 @@ fn a_watch_leaves_a_member_that_is_far_slower_than_the_others() {
         assert_ne!(at, home);
         let load = &keyward.members.snapshot.load().members[home].load;
         assert_eq!(load.ejected(Instant::now()).map(|(why, _)| why), Some(Ejection::Slow));
+        let rows = keyward.shown(ViewTopic::Members).await;
+        let why = rows[home]["why"].as_str().expect("a reason");
+        assert!(why.starts_with("is ejected, slow: "), "status and show say so too: {why}");
         let create = create_of(&again.messages.next().await.expect("a create")).expect("a create");
         assert!((10..=11).contains(&create.start_revision), "where the client is: {create:?}");
         again.say(&created(create.watch_id, 11)).await.expect("taken");
