@@ -146,6 +146,9 @@ async fn members_that_do_not_serve_are_found_each_with_its_reason() {
         };
         let unreachable = wait::until(LIMIT, "the killed member is missed", unreachable);
         println!("{version}: {}", unreachable.await);
+        let named = format!("name=\"m{follower}\"");
+        let is_named = |line: &str| line.contains("member is not ready") && line.contains(&named);
+        keyward.logged("the member by the name that operators gave it", is_named).await;
         cluster.restart(follower).await;
         finds(&keyward, 1, &[learner]).await;
         let ctl = cluster.ctl_as_root();
