@@ -10,6 +10,7 @@ use std::time::Duration;
 use keyward::tasks::{TaskHandle, Tasks};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::Semaphore;
 
 pub(crate) const A: u16 = 1;
 pub(crate) const AAAA: u16 = 28;
@@ -44,6 +45,8 @@ pub(crate) enum Reaction {
     /// The servers of another zone.
     Referral,
     Late(Duration, Box<Reaction>),
+    /// As the other reaction, once the gate is closed for good, as a semaphore is.
+    Held(Rc<Semaphore>, Box<Reaction>),
 }
 
 pub(crate) const FORMERR: u8 = 1;
@@ -137,9 +140,18 @@ fn read(packet: &[u8]) -> Option<Question> {
 }
 
 async fn answer(packet: &[u8], question: &Question, mut reaction: Reaction) -> Option<Vec<u8>> {
-    while let Reaction::Late(time, then) = reaction {
-        tokio::time::sleep(time).await;
-        reaction = *then;
+    loop {
+        reaction = match reaction {
+            Reaction::Late(time, then) => {
+                tokio::time::sleep(time).await;
+                *then
+            }
+            Reaction::Held(gate, then) => {
+                gate.acquire().await.expect_err("the gate has no permits");
+                *then
+            }
+            _ => break,
+        };
     }
     let end = 12 + question.name.len() + 2 + 4;
     let record = |owner: &[u8], kind: u16, ttl: u32, data: &[u8]| {
@@ -157,7 +169,7 @@ async fn answer(packet: &[u8], question: &Question, mut reaction: Reaction) -> O
     const ASKED: &[u8] = &[0xc0, 12];
     let (mut code, mut truncated, mut authority) = (0, 0, Vec::new());
     let answers = match reaction {
-        Reaction::Silence | Reaction::Late(..) => return None,
+        Reaction::Silence | Reaction::Late(..) | Reaction::Held(..) => return None,
         Reaction::Code(other) => {
             code = other;
             Vec::new()

@@ -15,6 +15,7 @@ use futures_util::future::join_all;
 use keyward::dial::names::{LookupTimes, NameAnswer, NameError, NameResolver, NameSource, ResolverSettings};
 use keyward::tasks::Tasks;
 use tempfile::TempDir;
+use tokio::sync::Semaphore;
 
 use crate::name_server::{
     A, AAAA, FORMERR, NOTIMP, NXDOMAIN, NameServer, Question, REFUSED, Reaction, SERVFAIL, Script, v4, v6,
@@ -116,8 +117,12 @@ fn servers() -> Vec<Row> {
     let over_tcp = |question: &Question| question.over_tcp;
     let is_plain = |question: &Question| !question.extended;
     vec![
-        Row::new("later than timeout", vec![always(late(1500))]).with("options timeout:1 attempts:2"),
-        Row::new("later than all attempts", vec![always(late(2500))]).with("options timeout:1 attempts:1"),
+        Row::new("later than timeout", vec![always(late(1500))])
+            .with("options timeout:1 attempts:2")
+            .waiting(),
+        Row::new("later than all attempts", vec![always(late(2500))])
+            .with("options timeout:1 attempts:1")
+            .waiting(),
         Row::new("truncated", vec![answering(over_tcp, Reaction::Truncated)]),
         Row::new("TCP alone", vec![answering(over_tcp, Reaction::Silence)]).with("options use-vc"),
         Row::new("a chain of names with TTL 0", vec![always(Reaction::Chain(vec![v4(1)]))]),
@@ -125,7 +130,8 @@ fn servers() -> Vec<Row> {
         Row::new("SERVFAIL to every other question", vec![answering(is_even, Reaction::Code(SERVFAIL))]),
         Row::new("no extensions known", vec![answering(is_plain, Reaction::Code(FORMERR))]),
         Row::new("extensions met with silence", vec![answering(is_plain, Reaction::Silence)])
-            .with("options timeout:1"),
+            .with("options timeout:1")
+            .waiting(),
         Row::new("no such name", vec![always(Reaction::Code(NXDOMAIN))]).finding(&[]),
     ]
 }
@@ -167,10 +173,10 @@ impl Row {
         Self { name, ..self }
     }
 
-    /// The lookup waits for the better answer, which comes: a machine may stand still for longer than the usual times.
+    /// The lookup waits for an answer that comes: a machine may stand still for longer than the usual times.
     fn waiting(self) -> Self {
-        let times = LookupTimes { preferred_server: PATIENCE, other_family: PATIENCE, ..self.times };
-        Self { times, ..self }
+        let (preferred_server, other_family, shortest_limit) = (PATIENCE, PATIENCE, PATIENCE);
+        Self { times: LookupTimes { preferred_server, other_family, shortest_limit, ..self.times }, ..self }
     }
 
     fn finding(self, found: &'static [&'static str]) -> Self {
@@ -357,10 +363,12 @@ fn the_answer_to_a_question_that_was_given_up_serves_the_next_asker() {
 fn the_late_answer_for_the_other_family_is_taken() {
     real(async {
         let tasks = Tasks::default();
-        let late = Reaction::Late(Duration::from_millis(800), Box::new(addresses(&[v6(1)])));
+        let gate = Rc::new(Semaphore::new(0));
+        let late = Reaction::Held(Rc::clone(&gate), Box::new(addresses(&[v6(1)])));
         let machine = Machine::start(&tasks, &[aaaa(late)], "", "").await;
         let names = resolver(machine.by_servers(), None);
         assert_eq!(shown(&names.addresses(NAME).await), ["10.0.0.1"]);
+        gate.close();
         until_found(&names, &["10.0.0.1", "fd00::1"]).await;
     });
 }
