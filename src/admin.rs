@@ -2,15 +2,19 @@
 //!
 //! Owns: the answers of `/livez`, `/readyz` and `/metrics`; `http_server` serves them and the pages of
 //! `status_page`. Must not know: the sockets of the data path. Invariants: no request on the admin address
-//! changes state (commands come by `socket`); answers hold no secret, and, unless `admin.page` is `full`, no
-//! key, and no user except for those with a certificate in the configuration.
+//! changes state, unless another replica has sealed it (`fleet`; all other commands come by `socket`);
+//! answers hold no secret, and, unless `admin.page` is `full` or the answer is sealed, no key, and no user
+//! except for those with a certificate in the configuration.
 
 mod column_layout;
 pub mod doctor;
 pub mod drain;
 pub mod explained_calls;
+pub mod fleet;
 mod grant_effect;
 mod http_server;
+pub mod local_commands;
+mod log_level;
 pub mod machine_troubles;
 mod member_figures;
 pub mod operator_actions;
@@ -22,6 +26,7 @@ pub mod session_listing;
 pub mod socket;
 pub mod socket_client;
 pub mod socket_owner;
+pub mod socket_protocol;
 pub mod status;
 pub mod status_page;
 pub mod table;
@@ -43,6 +48,7 @@ use tokio::sync::watch;
 use crate::audit::log::{AuditLog, AuditObstacle};
 use crate::credentials::Credentials;
 use crate::downstream::session::Sealer;
+use crate::identity::ClusterId;
 use crate::members::membership::{ForeignAddress, MembersHandle, ServingState};
 use crate::policy_store::PolicyRegister;
 use crate::revocation::RevocationRegister;
@@ -152,6 +158,11 @@ impl AdminState {
         }
         // Replicas share the receiver: a balancer that drops all of them would leave no way to read.
         (self.audit_obstacle() == Some(AuditObstacle::Sink)).then_some(AUDIT_SINK_BEHIND)
+    }
+
+    /// The served cluster, once known.
+    fn cluster(&self) -> Option<ClusterId> {
+        self.members.snapshot.load().cluster
     }
 
     fn has_local_reads_only(&self) -> bool {

@@ -4,7 +4,7 @@ pub mod coalesce;
 pub mod descriptor_limit;
 pub mod file_replacement;
 pub mod http2_body;
-pub mod http_get;
+pub mod http_exchange;
 pub mod kept_file;
 pub mod kill_switch;
 pub mod listening_sockets;

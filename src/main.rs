@@ -17,6 +17,8 @@ mod check_command;
 mod command_help;
 #[path = "main/config_arguments.rs"]
 mod config_arguments;
+#[path = "main/fleet_commands.rs"]
+mod fleet_commands;
 #[path = "main/generated_files.rs"]
 mod generated_files;
 #[path = "main/init_command.rs"]
@@ -48,6 +50,7 @@ use keyward::admin::doctor::Severity;
 use keyward::admin::drain::{Phase, Progress};
 use keyward::admin::socket::{AdminAnswer, AdminCommand as Ask};
 use keyward::admin::socket_client;
+use keyward::admin::socket_protocol::FleetCommand;
 use keyward::admin::status::ReplicaState;
 use keyward::app::control_runtime::ControlRuntime;
 use keyward::app::{self, audit_files};
@@ -58,6 +61,7 @@ use keyward::telemetry;
 
 use audit_search::AuditSearchArguments;
 use config_arguments::ConfigArguments;
+use fleet_commands::{FleetArgs, KickArguments};
 use output_form::{OutputArgs, OutputForm, TableArgs, TableForm, print, print_json};
 
 /// jemalloc returns freed memory to the operating system (see `Cargo.toml`).
@@ -165,7 +169,8 @@ enum Command {
     },
     /// Shows who is connected and does what, now.
     ///
-    /// Reads one replica's own state at this moment. Nothing is collected while nobody asks.
+    /// Reads one replica's own state, or that of all replicas (--all), at this moment. Nothing is collected
+    /// while nobody asks.
     Show(view_commands::ShowArguments),
     /// Shows live in the terminal who does what.
     ///
@@ -174,22 +179,19 @@ enum Command {
         #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Ends one client connection, as a drain does.
+    /// Ends client connections, as a drain does.
     ///
-    /// The connection gets a GOAWAY, its streams end with Unavailable, calls under way have ten seconds. The
+    /// A connection gets a GOAWAY, its streams end with Unavailable, calls under way have ten seconds. The
     /// client may connect again.
-    Kick {
-        /// The number of the connection, as in `keyward show clients`.
-        client: u64,
-        #[command(flatten)]
-        at: AdminSocketArgs,
-    },
-    /// Takes one member out of service on one replica.
+    Kick(KickArguments),
+    /// Takes one member out of service on one replica, or on all.
     ///
     /// The member gets no new calls, and streams move to other members.
     Pause {
         /// The member's name or id.
         member: String,
+        #[command(flatten)]
+        fleet: FleetArgs,
         #[command(flatten)]
         at: AdminSocketArgs,
     },
@@ -198,10 +200,14 @@ enum Command {
         /// The member's name or id.
         member: String,
         #[command(flatten)]
+        fleet: FleetArgs,
+        #[command(flatten)]
         at: AdminSocketArgs,
     },
-    /// Reports the state of one replica and of the members.
+    /// Reports the state of a replica and the members, or of all.
     Status {
+        #[command(flatten)]
+        fleet: FleetArgs,
         #[command(flatten)]
         as_what: TableArgs,
         #[command(flatten)]
@@ -356,10 +362,11 @@ fn main() -> ExitCode {
         Command::Sessions { as_what, at } => replica_answers::sessions(at, as_what.output),
         Command::Show(show) => show.run(),
         Command::Top { at } => top_command::run(at),
-        Command::Kick { client, at } => ask(at, &Ask::Kick { client }),
-        Command::Pause { member, at } => ask(at, &Ask::Pause { member }),
-        Command::Resume { member, at } => ask(at, &Ask::Resume { member }),
-        Command::Status { as_what, at } => status(at, as_what.output),
+        Command::Kick(kick) => kick.run(),
+        Command::Pause { member, fleet, at } => fleet.order(at, FleetCommand::Pause { member }),
+        Command::Resume { member, fleet, at } => fleet.order(at, FleetCommand::Resume { member }),
+        Command::Status { as_what, fleet, at } if fleet.is_here() => status(at, as_what.output),
+        Command::Status { as_what, fleet, at } => fleet.status(at, as_what.output),
         Command::Doctor { as_what, at } => doctor(at, as_what.output),
         Command::Policy { command: PolicyArguments::File(command) } => command.run(),
         Command::Policy { command: PolicyArguments::Stored(command) } => command.run(),
@@ -446,7 +453,7 @@ fn no_process(socket: &Path, error: &io::Error) -> ExitCode {
 
 fn not_refused(answer: AdminAnswer) -> Result<AdminAnswer, ExitCode> {
     match answer {
-        AdminAnswer::Failed(reason) => Err(fail(&reason, ExitCode::FAILURE)),
+        AdminAnswer::Failed(reason) | AdminAnswer::Idle(reason) => Err(fail(&reason, ExitCode::FAILURE)),
         AdminAnswer::NotKept(reason) => Err(fail(&reason, ExitCode::from(NOT_KEPT))),
         AdminAnswer::Unknown(reason) => Err(fail(&reason, ExitCode::from(UNKNOWN))),
         answer => Ok(answer),

@@ -16,6 +16,7 @@ pub mod connection_metrics;
 pub mod export_metrics;
 pub mod export_queue;
 pub mod exposition;
+pub mod fleet_metrics;
 pub mod latency_histogram;
 pub mod limit_metrics;
 pub mod limiter;

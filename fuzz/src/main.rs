@@ -20,6 +20,8 @@ mod canonical;
 mod chains;
 #[path = "../../tests/props/choices.rs"]
 mod choices;
+#[path = "../../tests/props/fleet.rs"]
+mod fleet;
 #[path = "../../tests/props/frames.rs"]
 mod frames;
 #[path = "../../tests/props/gzip.rs"]

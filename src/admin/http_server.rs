@@ -26,6 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use super::AdminState;
+use super::fleet::FleetDoor;
 use super::request_origin::check_host;
 use super::status_page::StatusPage;
 use crate::tasks::{TaskHandle, Tasks};
@@ -46,8 +47,13 @@ const FRESH: Duration = Duration::from_secs(1);
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
 /// Serves the admin address forever.
-pub async fn serve(listener: TcpListener, state: Arc<AdminState>, page: StatusPage, tasks: Tasks) {
-    let answers = Rc::new(Answers { state, page, pages: MetricsPages::default() });
+pub async fn serve(
+    listener: TcpListener,
+    state: Arc<AdminState>,
+    (page, fleet): (StatusPage, FleetDoor),
+    tasks: Tasks,
+) {
+    let answers = Rc::new(Answers { state, page, fleet, pages: MetricsPages::default() });
     let mut open: VecDeque<TaskHandle> = VecDeque::new();
     loop {
         let stream = match listener.accept().await {
@@ -73,21 +79,27 @@ pub async fn serve(listener: TcpListener, state: Arc<AdminState>, page: StatusPa
 struct Answers {
     state: Arc<AdminState>,
     page: StatusPage,
+    fleet: FleetDoor,
     pages: MetricsPages,
 }
 
 async fn serve_connection(stream: TcpStream, answers: Rc<Answers>) {
-    let listener_end = RefCell::new(None);
-    let service = service_fn(|request: Request<Incoming>| {
+    let (listener_end, remote) = (RefCell::new(None), stream.peer_addr().ok());
+    let (answers, page_end) = (&*answers, &listener_end);
+    let service = service_fn(move |request: Request<Incoming>| async move {
         let response = if let Err(refused) = check_host(&request, answers.page.hosts()) {
             text(StatusCode::FORBIDDEN, PLAIN, format!("{refused}\n").into()).map(Either::Left)
         } else if let Some((response, end)) = answers.page.answer(&request) {
-            listener_end.replace(end);
+            page_end.replace(end);
             response
+        } else if answers.fleet.may_answer(&request) {
+            let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+            let sealed = answers.fleet.answer(request, remote).await;
+            sealed.unwrap_or_else(|| other_answer(&answers.state, &method, &path)).map(Either::Left)
         } else {
             respond(&answers.state, &answers.pages, &request).map(Either::Left)
         };
-        async move { Ok::<_, Infallible>(response) }
+        Ok::<_, Infallible>(response)
     });
     let mut builder = Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(HEAD);
@@ -116,17 +128,20 @@ async fn serve_connection(stream: TcpStream, answers: Rc<Answers>) {
 
 fn respond(state: &AdminState, pages: &MetricsPages, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let path = request.uri().path();
-    let (status, content_type, body) = if request.method() == Method::GET && path == "/metrics" {
-        let format = ExpositionFormat::accepted_by(request.headers());
-        match pages.of(format).text(|| state.metrics_text(format)) {
-            Ok(text) => (StatusCode::OK, format.content_type(), text),
-            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, PLAIN, error.to_string().into()),
-        }
-    } else {
-        let (status, text) = state.answer(request.method(), path);
-        (status, PLAIN, text.into())
-    };
-    text(status, content_type, body)
+    if request.method() != Method::GET || path != "/metrics" {
+        return other_answer(state, request.method(), path);
+    }
+    let format = ExpositionFormat::accepted_by(request.headers());
+    match pages.of(format).text(|| state.metrics_text(format)) {
+        Ok(page) => text(StatusCode::OK, format.content_type(), page),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, error.to_string().into()),
+    }
+}
+
+/// The answer to a request for none of the pages.
+fn other_answer(state: &AdminState, method: &Method, path: &str) -> Response<Full<Bytes>> {
+    let (status, body) = state.answer(method, path);
+    text(status, PLAIN, body.into())
 }
 
 fn text(status: StatusCode, content_type: HeaderValue, text: Bytes) -> Response<Full<Bytes>> {

@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
 use crate::dial::names::{NameError, NameResolver};
-use crate::io::http_get::{GetError, get};
+use crate::io::http_exchange::{ExchangeError, get};
 use crate::io::tcp_connect::connect_tcp;
 use crate::telemetry::printable::escaped;
 
@@ -86,7 +86,7 @@ enum SilentReplica {
     #[error("{0}")]
     Unconnected(#[from] std::io::Error),
     #[error("{0}")]
-    NoAnswer(#[from] GetError),
+    NoAnswer(#[from] ExchangeError),
     #[error("the answer has the HTTP status {0}: no replica of this version")]
     Refused(StatusCode),
     #[error("the answer is no replica's: {0}")]
@@ -118,6 +118,15 @@ impl OtherReplicas {
             }
         }
         rows
+    }
+
+    /// The addresses of each name, or why there are none.
+    pub(super) async fn all_addresses(&self) -> Vec<(String, Result<Vec<SocketAddr>, String>)> {
+        let found = self.names.iter().map(|name| async move {
+            let found = within(self.times.limit, self.addresses(name)).await;
+            (name.clone(), found.map_err(|silent| silent.to_string()))
+        });
+        join_all(found).await
     }
 
     async fn ask_all(&self) -> Vec<ReplicaRow> {

@@ -1,11 +1,10 @@
 //! The admin socket: operator commands from the same machine and the same user.
 //!
-//! Owns: the protocol, and its access control (the client's end is in `socket_client`). Must not know: the
-//! persistence of a change.
-//! Invariants: only the socket's owner and root may give commands, also in the moment between bind and chmod;
-//! a client costs bounded time and memory; a line without its newline is never executed, in whole or in part;
-//! names given in a command may appear in an answer, and keys and users in a view; tokens and passwords
-//! never.
+//! Owns: its access control, and the order of commands and answers (their form is in `socket_protocol`, the
+//! client's end in `socket_client`). Must not know: the persistence of a change. Invariants: only the
+//! socket's owner and root may give commands, also in the moment between bind and chmod; a client costs
+//! bounded time and memory; a line without its newline is never executed, in whole or in part; names given
+//! in a command may appear in an answer, and keys and users in a view; tokens and passwords never.
 //!
 //! A command is one line of JSON, and so is its answer: `{"revoke":{"user":"alice"}}`, `{"done":"…"}`.
 
@@ -16,7 +15,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Interest};
 use tokio::net::unix::WriteHalf;
 use tokio::net::{UnixListener, UnixStream};
@@ -24,30 +22,26 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 
 use super::AdminState;
-use super::doctor::{Doctor, DoctorReport, ExaminedFor};
-use super::drain::{Progress, Stage};
-use super::explained_calls::ExplainedCalls;
+use super::doctor::Doctor;
+use super::drain::Stage;
+use super::fleet::Fleet;
 use super::grant_effect::unseen_peer_warning;
-use super::operator_actions::OperatorActions;
+use super::local_commands::{LocalCommands, result_of};
+use super::log_level::change_log_filter;
+use super::operator_actions::CommandOrigin;
 use super::revocation_effect::RevocationEffect;
-use super::session_listing::SessionListing;
-use super::status::ReplicaStatus;
-use super::view::{View, ViewTopic, Viewer};
+pub use super::socket_protocol::{AdminAnswer, AdminCommand};
+use super::view::Viewer;
 use crate::audit::log::{AuditLog, AuditObstacle};
-use crate::audit::queue::RoomShare;
-use crate::audit::record::AdminAuditRecord;
-use crate::config::audit_settings::AuditEvent;
-use crate::config::reload_request::{ReloadOutcome, ReloadRequests};
+use crate::config::reload_request::ReloadRequests;
 use crate::downstream::acceptor::remove_stale;
 use crate::downstream::session::{InvalidSessionId, RevocationChange, Sealer};
 use crate::identity::UserName;
 use crate::io::listening_sockets::ListeningSockets;
 use crate::io::socket_passing;
-use crate::policy::described_call::DescribedCall;
-use crate::policy_store::{PolicyAnswer, PolicyCommand, PolicyRegister, PolicyStoreError};
+use crate::policy_store::{PolicyCommand, PolicyRegister, PolicyStoreError};
 use crate::revocation::{RevocationError, RevocationRegister, RevocationStorage};
 use crate::tasks::Tasks;
-use crate::telemetry::log_filter::{LogFilter, log_filter, set_log_filter};
 
 /// Maximum length of a command line: a policy of 4 MiB with escapes.
 const LONGEST_LINE: u64 = 6 << 20;
@@ -61,118 +55,6 @@ const RELOAD: Duration = Duration::from_secs(20);
 const NEWS: Duration = Duration::from_millis(500);
 /// Maximum of concurrent clients.
 const PEERS: usize = 8;
-
-/// A command.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum AdminCommand {
-    /// End all sessions of the user, and the streams and calls of this etcd user.
-    Revoke {
-        /// The user's name, compared byte by byte.
-        user: String,
-    },
-    /// End one session.
-    RevokeSession {
-        /// The session's id, as logged at login.
-        session: String,
-    },
-    /// Revoke the user, and refuse further logins and calls.
-    Block {
-        /// The user's name, compared byte by byte.
-        user: String,
-    },
-    /// Let the user log in and call again.
-    Unblock {
-        /// The user's name, compared byte by byte.
-        user: String,
-    },
-    /// List the sessions seen by this replica, and the revocations.
-    Sessions {},
-    /// Report the status of the replica and the members.
-    Status {},
-    /// Run `keyward doctor`.
-    Doctor {},
-    /// Read or change the policy stored in etcd.
-    Policy(PolicyCommand),
-    /// Judge calls by the policy in force, whether it is the configuration's or stored in etcd.
-    Explain {
-        /// The calls.
-        calls: Vec<DescribedCall>,
-    },
-    /// Reload the configuration, as by SIGHUP, and report the changes or the faults.
-    Reload {},
-    /// Change the filter of the log until the next reload or restart.
-    LogLevel {
-        /// A [`LogFilter`].
-        filter: String,
-    },
-    /// Report what is going on.
-    Show {
-        /// The topic.
-        topic: ViewTopic,
-    },
-    /// End a client connection.
-    Kick {
-        /// The connection's number, as in the view of clients.
-        client: u64,
-    },
-    /// Take a member out of service.
-    Pause {
-        /// The member's name or id.
-        member: String,
-    },
-    /// Return a paused member to service.
-    Resume {
-        /// The member's name or id.
-        member: String,
-    },
-    /// Send copies of the listening sockets, for a process that takes over.
-    HandOver {},
-    /// Leave the audit file, and stop accepting at the sockets handed over before on the same connection,
-    /// then drain and exit. A socket for the last audit records comes with the answer, if there is an audit
-    /// file.
-    Release {
-        /// The names of the sockets that the process that takes over does not open: these close.
-        #[serde(default)]
-        left: Vec<String>,
-    },
-    /// Drain and exit, as by SIGTERM, and report the progress. A repeated command on the same connection
-    /// answers within half a second.
-    Drain {},
-}
-
-/// The answer to a command.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdminAnswer {
-    /// The change is made; with its consequences.
-    Done(String),
-    /// No change was made; with the reason.
-    Failed(String),
-    /// The change is in force on this replica until the process exits, and on no further replica; with the
-    /// reason.
-    NotKept(String),
-    /// The outcome is unknown. The command may be repeated.
-    Unknown(String),
-    /// Answer to [`AdminCommand::Sessions`].
-    Sessions(SessionListing),
-    /// Answer to [`AdminCommand::Status`].
-    Status(Box<ReplicaStatus>),
-    /// Answer to [`AdminCommand::Doctor`].
-    Doctor(DoctorReport),
-    /// Answer to [`AdminCommand::Policy`].
-    Policy(PolicyAnswer),
-    /// Answer to [`AdminCommand::Explain`].
-    Explained(ExplainedCalls),
-    /// Answer to [`AdminCommand::Reload`].
-    Reloaded(ReloadOutcome),
-    /// Answer to [`AdminCommand::Show`].
-    View(View),
-    /// The drain has begun.
-    Draining(Progress),
-    /// The names of the listening sockets, which are sent with the answer.
-    HandingOver(Vec<String>),
-}
 
 /// Executes the commands.
 pub struct AdminCommandService {
@@ -188,8 +70,10 @@ pub struct AdminCommandService {
     pub doctor: Arc<Doctor>,
     /// Reads views.
     pub viewer: Arc<Viewer>,
-    /// Ends connections, pauses members.
-    pub actions: OperatorActions,
+    /// Executes the commands about this process alone.
+    pub local: Arc<LocalCommands>,
+    /// Asks the other replicas, and answers them.
+    pub fleet: Arc<Fleet>,
     /// Asks the reload task.
     pub reload: ReloadRequests,
     /// The audit log, if on.
@@ -272,7 +156,7 @@ async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandS
             _ if !whole => AdminAnswer::Failed("not a command: the line is too long, or was cut".into()),
             Ok(AdminCommand::Drain {}) => {
                 if waits.is_none() {
-                    desk.record(&AdminCommand::Drain {}, None, "done", uid);
+                    desk.local.record(&AdminCommand::Drain {}, None, "done", uid);
                 }
                 desk.drain(&mut waits).await
             }
@@ -344,7 +228,7 @@ impl AdminCommandService {
         uid: Option<u32>,
     ) -> AdminAnswer {
         tracing::info!(uid, "another process has taken over the listening sockets");
-        self.record(&AdminCommand::Release { left: Vec::new() }, None, "done", uid);
+        self.local.record(&AdminCommand::Release { left: Vec::new() }, None, "done", uid);
         if let Some(audit) = &self.audit {
             match audit.leave_to_successor().await {
                 Ok(relay) => sockets.extend(relay),
@@ -366,78 +250,29 @@ impl AdminCommandService {
                 AdminAnswer::Policy(answer) => answer.generation,
                 _ => None,
             };
-            self.record(&command, stored, result_of(&answer), uid);
+            self.local.record(&command, stored, result_of(&answer), uid);
             return answer;
         }
         if let AdminCommand::Reload {} = &command {
             return self.reload_configuration(uid).await;
         }
         if let AdminCommand::LogLevel { filter } = &command {
-            let answer = change_log_filter(filter, uid);
-            self.record(&command, None, result_of(&answer), uid);
+            let answer = change_log_filter(filter, uid).map_or_else(AdminAnswer::Failed, AdminAnswer::Done);
+            self.local.record(&command, None, result_of(&answer), uid);
             return answer;
         }
-        if let Some(answer) = self.act(&command, uid).await {
-            self.record(&command, None, result_of(&answer), uid);
-            return answer;
-        }
+        let command = match command {
+            AdminCommand::Fleet(question) => return self.fleet.ask(question, uid).await,
+            command => command,
+        };
         let change = match change(&command) {
             Ok(Some(change)) => change,
-            Ok(None) => return self.answer_read_only(&command).await,
+            Ok(None) => return self.local.execute(command, &CommandOrigin::from(uid)).await,
             Err(error) => return AdminAnswer::Failed(error.to_string()),
         };
         let answer = self.change(change).await;
-        self.record(&command, None, result_of(&answer), uid);
+        self.local.record(&command, None, result_of(&answer), uid);
         answer
-    }
-
-    /// Executes a command about one client or one member; `None` for another command.
-    async fn act(&self, command: &AdminCommand, uid: Option<u32>) -> Option<AdminAnswer> {
-        let result = match command {
-            AdminCommand::Kick { client } => self.actions.kick(*client, uid).await,
-            AdminCommand::Pause { member } => self.actions.pause(member, uid),
-            AdminCommand::Resume { member } => self.actions.resume(member, uid),
-            _ => return None,
-        };
-        Some(result.map_or_else(AdminAnswer::Failed, AdminAnswer::Done))
-    }
-
-    /// Records a command that changes something in the audit log; `stored` is the generation stored by a
-    /// command to the policy.
-    fn record(&self, command: &AdminCommand, stored: Option<u64>, result: &'static str, uid: Option<u32>) {
-        let Some(audit) = self.audit.as_ref().filter(|audit| audit.has(AuditEvent::Admin)) else { return };
-        let (name, target, reason) = match command {
-            AdminCommand::Revoke { user } => ("revoke", Some(user.clone()), None),
-            AdminCommand::RevokeSession { session } => ("revoke_session", Some(session.clone()), None),
-            AdminCommand::Block { user } => ("block", Some(user.clone()), None),
-            AdminCommand::Unblock { user } => ("unblock", Some(user.clone()), None),
-            AdminCommand::Reload {} => ("reload", None, None),
-            AdminCommand::LogLevel { filter } => ("log_level", Some(filter.clone()), None),
-            AdminCommand::Kick { client } => ("kick", Some(client.to_string()), None),
-            AdminCommand::Pause { member } => ("pause", Some(member.clone()), None),
-            AdminCommand::Resume { member } => ("resume", Some(member.clone()), None),
-            AdminCommand::Drain {} => ("drain", None, None),
-            AdminCommand::Release { .. } => ("hand_over", None, None),
-            AdminCommand::Policy(command) => match command.audited() {
-                Some(audited) => audited,
-                None => return,
-            },
-            AdminCommand::Sessions {}
-            | AdminCommand::Status {}
-            | AdminCommand::Doctor {}
-            | AdminCommand::Show { .. }
-            | AdminCommand::Explain { .. }
-            | AdminCommand::HandOver {} => return,
-        };
-        let sudo_user = match command {
-            AdminCommand::Policy(command) if uid == Some(0) => command.sudo_user(),
-            _ => None,
-        };
-        let target = stored.map(|generation| generation.to_string()).or(target);
-        let (target, reason) = (target.as_deref(), reason.as_deref().filter(|reason| !reason.is_empty()));
-        let record =
-            AdminAuditRecord { target, reason, uid, sudo_user, ..AdminAuditRecord::new(name, result) };
-        audit.record(None, RoomShare::Commands, &record);
     }
 
     async fn change(&self, change: RevocationChange) -> AdminAnswer {
@@ -476,7 +311,7 @@ impl AdminCommandService {
         match timeout(RELOAD, self.reload.reload(uid)).await {
             Ok(Some(outcome)) => AdminAnswer::Reloaded(outcome),
             Ok(None) => {
-                self.record(&AdminCommand::Reload {}, None, "failed", uid);
+                self.local.record(&AdminCommand::Reload {}, None, "failed", uid);
                 AdminAnswer::Failed("reload is off: the log has the reason".into())
             }
             Err(_) => AdminAnswer::Unknown("the reload still runs; the log will have its outcome".into()),
@@ -499,28 +334,6 @@ impl AdminCommandService {
         }
     }
 
-    /// Executes a read-only command.
-    async fn answer_read_only(&self, command: &AdminCommand) -> AdminAnswer {
-        match command {
-            AdminCommand::Status {} => AdminAnswer::Status(Box::new(self.state.status())),
-            AdminCommand::Doctor {} => AdminAnswer::Doctor(self.doctor.examine(ExaminedFor::Command).await),
-            AdminCommand::Show { topic } => match self.viewer.view(*topic).await {
-                Ok(view) => AdminAnswer::View(view),
-                Err(silent) => AdminAnswer::Failed(silent.to_string()),
-            },
-            AdminCommand::Explain { calls } => self.explain(calls).await,
-            _ => AdminAnswer::Sessions(SessionListing::of(&self.sealer, &self.register.revocations())),
-        }
-    }
-
-    async fn explain(&self, calls: &[DescribedCall]) -> AdminAnswer {
-        let (config, identities) = (self.doctor.config.load_full(), self.doctor.identities.load_full());
-        match ExplainedCalls::judge(&config, &identities, calls).await {
-            Ok(explained) => AdminAnswer::Explained(explained),
-            Err(reason) => AdminAnswer::Failed(reason),
-        }
-    }
-
     /// Begins the drain at the first command of a connection; a repeated command waits for progress.
     async fn drain(&self, waits: &mut Option<watch::Receiver<Stage>>) -> AdminAnswer {
         match waits {
@@ -535,36 +348,6 @@ impl AdminCommandService {
             }
         }
         AdminAnswer::Draining(self.state.exit.progress(&self.state.metrics))
-    }
-}
-
-/// Changes the filter of the log. The record of the change is written under the filter that lets more records
-/// through at this place: before a change to a stricter level, after any other.
-fn change_log_filter(text: &str, uid: Option<u32>) -> AdminAnswer {
-    let filter: LogFilter = match text.parse() {
-        Ok(filter) => filter,
-        Err(reason) => return AdminAnswer::Failed(reason.to_string()),
-    };
-    let Some(former) = log_filter() else { return AdminAnswer::Failed("this process has no log".into()) };
-    let record = || tracing::info!(%former, now = %filter, uid, "an operator changed the log level");
-    let is_stricter = filter.is_stricter_than(&former);
-    if is_stricter {
-        record();
-    }
-    set_log_filter(filter.clone());
-    if !is_stricter {
-        record();
-    }
-    AdminAnswer::Done(format!("log level {filter} until the next reload or restart; before: {former}"))
-}
-
-/// The result of a change, for the audit log.
-fn result_of(answer: &AdminAnswer) -> &'static str {
-    match answer {
-        AdminAnswer::NotKept(_) => "not_kept",
-        AdminAnswer::Unknown(_) => "unknown",
-        AdminAnswer::Failed(_) => "failed",
-        _ => "done",
     }
 }
 
@@ -584,6 +367,8 @@ fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSes
         | AdminCommand::LogLevel { .. }
         | AdminCommand::Show { .. }
         | AdminCommand::Kick { .. }
+        | AdminCommand::KickPeer { .. }
+        | AdminCommand::Fleet(_)
         | AdminCommand::Pause { .. }
         | AdminCommand::Resume { .. }
         | AdminCommand::HandOver {}
@@ -597,6 +382,7 @@ fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSes
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::view::ViewTopic;
 
     #[test]
     fn a_command_is_one_line_of_json() {
@@ -616,6 +402,7 @@ mod tests {
             (AdminCommand::Show { topic: ViewTopic::Clients }, r#"{"show":{"topic":"clients"}}"#),
             (AdminCommand::Explain { calls: vec![] }, r#"{"explain":{"calls":[]}}"#),
             (AdminCommand::Kick { client: 7 }, r#"{"kick":{"client":7}}"#),
+            (AdminCommand::KickPeer { peer: "a".into() }, r#"{"kick_peer":{"peer":"a"}}"#),
             (AdminCommand::Pause { member: "m1".into() }, r#"{"pause":{"member":"m1"}}"#),
             (AdminCommand::Resume { member: "m1".into() }, r#"{"resume":{"member":"m1"}}"#),
         ] {

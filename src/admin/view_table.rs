@@ -46,6 +46,9 @@ pub enum Shown {
 /// A column: field of the rows, head, form.
 pub type ViewColumn = (&'static str, &'static str, CellForm, Shown);
 
+/// The first column of a view of several replicas.
+const REPLICA_COLUMN: ViewColumn = ("replica", "REPLICA", Exact, Rank(0));
+
 /// A condition on rows: `user=alice`, `range~/registry/`, `watches>100`, `calls<5`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowFilter {
@@ -380,7 +383,9 @@ impl View {
             (*shown != WideOnly || width == TableWidth::Wide)
                 && (has_rates || !field.ends_with("_per_second"))
         };
-        let shown: Vec<&ViewColumn> = columns(self.topic).iter().filter(is_shown).collect();
+        let of_fleet = self.rows.iter().any(|row| row.contains_key(REPLICA_COLUMN.0));
+        let shown = columns(self.topic).iter().filter(is_shown);
+        let shown: Vec<&ViewColumn> = of_fleet.then_some(&REPLICA_COLUMN).into_iter().chain(shown).collect();
         let heads: Vec<TableColumn> = shown.iter().map(|column| head_of(column)).collect();
         let mut table = TerminalTable::new(&heads, width);
         for row in &self.rows {

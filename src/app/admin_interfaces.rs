@@ -19,6 +19,8 @@ use super::kept_state::machine_troubles;
 use super::shard_service::ShardParts;
 use crate::admin::doctor::{Doctor, LastHashes};
 use crate::admin::drain::Exit;
+use crate::admin::fleet::{Fleet, FleetDoor};
+use crate::admin::local_commands::LocalCommands;
 use crate::admin::operator_actions::OperatorActions;
 use crate::admin::other_replicas::OtherReplicas;
 use crate::admin::socket::{self, AdminCommandService};
@@ -86,14 +88,25 @@ pub(super) fn admin_commands(
         started: Instant::now(),
     };
     let actions = OperatorActions { questions: Arc::clone(&parts.questions), members: parts.members.clone() };
+    let (viewer, doctor) = (Arc::new(viewer), Arc::new(doctor));
+    let local = Arc::new(LocalCommands {
+        register: register.clone(),
+        sealer: Arc::clone(&sealer),
+        doctor: Arc::clone(&doctor),
+        viewer: Arc::clone(&viewer),
+        actions,
+        audit: audit.clone(),
+    });
+    let fleet = Arc::new(Fleet::new(Arc::clone(&local), parts.metrics.fleet.clone()));
     AdminCommandService {
         register,
         policy,
         sealer,
         state,
-        doctor: Arc::new(doctor),
-        viewer: Arc::new(viewer),
-        actions,
+        doctor,
+        viewer,
+        local,
+        fleet,
         reload,
         audit,
         sockets: Arc::default(),
@@ -125,7 +138,8 @@ pub(super) async fn open_admin(
     let bound = bound.map_err(unbound(address.to_string()))?;
     sockets.opened(name, &bound)?;
     let page = StatusPage::new(Arc::clone(&commands.viewer), Arc::clone(&commands.doctor), tasks.clone());
-    let serve = admin::serve(bound, Arc::clone(state), page, tasks.clone());
+    let fleet = FleetDoor::new(Arc::clone(&commands.fleet), tasks.clone());
+    let serve = admin::serve(bound, Arc::clone(state), (page, fleet), tasks.clone());
     tasks.spawn("admin", until_handed_over(serve, exit)).detach();
     let (bound, path) = match &config.admin.socket {
         AdminSocketSetting::Off => return Ok(()),

@@ -458,6 +458,9 @@ pub struct AdminAuditRecord<'a> {
     /// The user who became root by sudo, as root's process claims.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
     pub sudo_user: Option<&'a str>,
+    /// The replica at whose admin socket the command was given, if it is another one.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cut_some")]
+    pub from_replica: Option<&'a str>,
 }
 
 impl AdminAuditRecord<'_> {
@@ -476,6 +479,7 @@ impl AdminAuditRecord<'_> {
             result,
             uid: None,
             sudo_user: None,
+            from_replica: None,
         }
     }
 }

@@ -41,7 +41,7 @@ pub use revocations::{
     InvalidSessionId, MOST_ENTRIES, RevocationChange, RevocationEntry, Revocations, RevocationsFull,
     UserRevocation,
 };
-pub use session_keys::{KeyId, NoSessionKey, SessionKeys};
+pub use session_keys::{DerivedKey, KeyId, NoSessionKey, SessionKeys};
 
 /// Prefix of every session token: Keyward's mark and the format version.
 const MARK: &str = "kw1_";
@@ -432,6 +432,13 @@ impl Sealer {
     #[must_use]
     pub fn opened_by_key(&self) -> Vec<(KeyId, u64)> {
         self.sealing.load().keys.opened()
+    }
+
+    /// The key derived for `purpose` from the session key `id`, or from the one that seals; `None` for a key
+    /// that opens no session either.
+    #[must_use]
+    pub fn derived_key(&self, id: Option<KeyId>, purpose: &[u8]) -> Option<DerivedKey> {
+        self.sealing.load().keys.derived(id, purpose)
     }
 
     /// Seals `session` into a token safe for use as a header value.

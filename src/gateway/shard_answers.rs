@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::gateway::active_streams::{ActiveStream, StreamWork};
 use crate::gateway::hot_prefixes::{CountedPrefixes, SAMPLED, SketchCount};
-use crate::gateway::shard_questions::ShardQuestion;
+use crate::gateway::shard_questions::{KickTarget, ShardQuestion};
 use crate::gateway::shard_rows::{
     ClientRow, HotPrefixRow, KickedClient, LeaseRow, LockRow, SlowCallRow, WatchRow, key_text, range_text,
 };
@@ -38,7 +38,7 @@ pub async fn answer_questions(gateway: Rc<Gateway>, mut questions: mpsc::Receive
             ShardQuestion::SlowCalls(answer) => drop(answer.send(slow_calls(&gateway))),
             ShardQuestion::HotPrefixes(answer) => drop(answer.send(hot_prefixes(&gateway))),
             ShardQuestion::Shadow(answer) => drop(answer.send(gateway.shadow.missing())),
-            ShardQuestion::Kick(client, answer) => drop(answer.send(kick(&gateway, client))),
+            ShardQuestion::Kick(target, answer) => drop(answer.send(kick(&gateway, &target).await)),
         }
     }
 }
@@ -165,9 +165,32 @@ fn slow_calls(gateway: &Gateway) -> Vec<SlowCallRow> {
     gateway.records.slow_calls.recent(now).into_iter().map(row).collect()
 }
 
-/// Asks a connection to end.
-fn kick(gateway: &Gateway, id: u64) -> Vec<KickedClient> {
-    let Some(client) = gateway.clients.get(id) else { return Vec::new() };
+/// Asks connections to end.
+async fn kick(gateway: &Gateway, target: &KickTarget) -> Vec<KickedClient> {
+    let rows = match target {
+        KickTarget::Number(id) => client_of(gateway, *id).into_iter().collect(),
+        KickTarget::Named(name) => {
+            let mut rows = clients(gateway).await;
+            // A connection that is leaving already is not told again.
+            rows.retain(|row| !row.kicked && row.is_named(name));
+            rows
+        }
+    };
+    let mut kicked = Vec::new();
+    for (number, row) in rows.into_iter().enumerate() {
+        if let Some(client) = gateway.clients.get(row.client) {
+            kicked.push(KickedClient { streams: client.kick(gateway), client: row });
+        }
+        if number % AT_A_TIME == AT_A_TIME - 1 {
+            yield_now().await;
+        }
+    }
+    kicked
+}
+
+/// The row of the connection with this number.
+fn client_of(gateway: &Gateway, id: u64) -> Option<ClientRow> {
+    let client = gateway.clients.get(id)?;
     let now = Instant::now();
     let mut held = HeldByStreams::default();
     for stream in gateway.active_streams.numbers().iter().filter_map(|it| gateway.active_streams.get(*it)) {
@@ -175,8 +198,7 @@ fn kick(gateway: &Gateway, id: u64) -> Vec<KickedClient> {
             held.add(&stream, now);
         }
     }
-    let row = client_row(&client, held, now);
-    vec![KickedClient { client: row, streams: client.kick(gateway) }]
+    Some(client_row(&client, held, now))
 }
 
 /// The rows of all streams.

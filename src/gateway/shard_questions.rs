@@ -5,7 +5,7 @@
 //! takes no lock; a shard that does not answer in time delays the asker only.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -37,8 +37,18 @@ pub enum ShardQuestion {
     HotPrefixes(oneshot::Sender<Vec<HotPrefixRow>>),
     /// The grants that callers lack, where the policy only counts denials; with the peer.
     Shadow(oneshot::Sender<Vec<(Option<Box<str>>, MissingGrant)>>),
-    /// Asks the connection with this number to end; empty where the shard has no such connection.
-    Kick(u64, oneshot::Sender<Vec<KickedClient>>),
+    /// Asks connections to end; empty where the shard has no such connection.
+    Kick(KickTarget, oneshot::Sender<Vec<KickedClient>>),
+}
+
+/// The connections that an operator asks to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KickTarget {
+    /// The connection with this number.
+    Number(u64),
+    /// All connections of a peer, of an etcd user, or of an address with or without its port, in the form of
+    /// the view of clients.
+    Named(Arc<str>),
 }
 
 /// A shard has not answered in time: it is stuck, or ending.

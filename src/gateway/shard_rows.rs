@@ -52,6 +52,19 @@ pub struct ClientRow {
     pub kicked: bool,
 }
 
+impl ClientRow {
+    /// True if `name` is the row's peer, etcd user, or address with or without its port.
+    #[must_use]
+    pub fn is_named(&self, name: &str) -> bool {
+        let is_address = |address: &str| {
+            let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+            address == name || host == name || host.trim_matches(['[', ']']) == name
+        };
+        [&self.peer, &self.user].into_iter().any(|known| known.as_deref() == Some(name))
+            || self.address.as_deref().is_some_and(is_address)
+    }
+}
+
 /// The watches of one range on one client stream.
 #[derive(Clone, Debug, Serialize)]
 pub struct WatchRow {
@@ -242,5 +255,41 @@ mod tests {
         for (key, end, text) in cases {
             assert_eq!(range_text(key, end), text);
         }
+    }
+
+    #[test]
+    fn a_client_is_named_by_peer_user_or_address_and_by_no_part_of_them() {
+        let row = ClientRow {
+            client: 7,
+            address: Some("10.0.0.1:4711".into()),
+            listener: "clients".into(),
+            user: Some("bob".into()),
+            peer: Some("file:bob".into()),
+            user_agent: None,
+            age_seconds: 0,
+            calls: 0,
+            failed: 0,
+            open: 0,
+            bytes_in: 0,
+            bytes_out: 0,
+            watches: 0,
+            leases: 0,
+            unread_bytes: 0,
+            last_error: None,
+            last_error_by: None,
+            last_error_rule: None,
+            last_error_seconds: None,
+            kicked: false,
+        };
+        for name in ["bob", "file:bob", "10.0.0.1", "10.0.0.1:4711"] {
+            assert!(row.is_named(name), "{name}");
+        }
+        for name in ["", "file", "7", "bo", "10.0.0", "4711", "10.0.0.1:", "clients"] {
+            assert!(!row.is_named(name), "{name}");
+        }
+        let six = ClientRow { address: Some("[::1]:4711".into()), ..row.clone() };
+        assert!(six.is_named("::1") && six.is_named("[::1]") && six.is_named("[::1]:4711"));
+        let nobody = ClientRow { address: None, user: None, peer: None, ..row };
+        assert!(!nobody.is_named(""), "an unknown name is nobody's");
     }
 }

@@ -68,6 +68,11 @@ const STORING: ExitCodes = &[
     (69, "no process answers at the admin socket, so nothing was sent"),
     (75, "the outcome is unknown: look with keyward policy history or keyward grants"),
 ];
+const ORDERING: ExitCodes = &[
+    (64, "the command line, or the configuration that names the socket, cannot be used"),
+    (69, "no process answers at the admin socket, so nothing was asked"),
+    (75, "the outcome at a replica is unknown: look with keyward show, then repeat the command"),
+];
 const SOCKET: &[(&str, &str)] = &[(
     "/run/keyward/admin.sock",
     "the admin socket, unless --socket, KEYWARD_ADMIN__SOCKET or admin.socket names another",
@@ -78,6 +83,8 @@ const NONE: &[(&str, &str)] = &[];
 
 const DONE: (u8, &str) = (0, "done");
 const REFUSED: (u8, &str) = (1, "refused: nothing has changed");
+const REFUSED_OR_MISSING: (u8, &str) =
+    (1, "refused, or nothing to do; with --all also: a replica is missing");
 
 /// Without a named socket, and without a process, the configuration's policy judges.
 const NAMED_SOCKET: (u8, &str) = (69, "no process answers at the socket of --socket");
@@ -167,10 +174,11 @@ const NOTES: [CommandNotes; 39] = [
     ),
     notes(
         "show",
-        &[(0, "shown"), (1, "the replica refused")],
+        &[(0, "shown"), (1, "the replica refused; with --all: the rows of a replica are missing")],
         ASKING,
         &[
             ("keyward show clients --over 2s --sort calls_per_second", "the busiest clients now"),
+            ("keyward show clients --all --over 2s --sort calls_per_second", "the same of all replicas"),
             ("keyward show watches --filter range~/registry/", "who watches a prefix"),
             ("keyward show slow -o wide", "the slowest calls, with the member that was slow"),
             ("keyward show limits -o json", "for a program"),
@@ -186,19 +194,42 @@ const NOTES: [CommandNotes; 39] = [
     ),
     notes(
         "kick",
-        &[DONE, REFUSED],
-        ASKING,
-        &[("keyward kick 17", "a number of keyward show clients")],
+        &[DONE, REFUSED_OR_MISSING],
+        ORDERING,
+        &[
+            ("keyward kick 17", "a number of keyward show clients"),
+            ("keyward kick --all file:bob", "all connections of a peer, on every replica"),
+            ("keyward kick 17 --replica kw-2", "a number of keyward show clients --all"),
+        ],
         SOCKET,
     ),
-    notes("pause", &[DONE, REFUSED], ASKING, &[("keyward pause m1", "before m1 is repaired")], SOCKET),
-    notes("resume", &[DONE, REFUSED], ASKING, &[("keyward resume m1", "m1 gets calls again")], SOCKET),
+    notes(
+        "pause",
+        &[DONE, REFUSED_OR_MISSING],
+        ORDERING,
+        &[
+            ("keyward pause m1", "before m1 is repaired"),
+            ("keyward pause m1 --all", "the same on every replica"),
+        ],
+        SOCKET,
+    ),
+    notes(
+        "resume",
+        &[DONE, REFUSED_OR_MISSING],
+        ORDERING,
+        &[("keyward resume m1 --all", "m1 gets calls again, from every replica")],
+        SOCKET,
+    ),
     notes(
         "status",
-        &[(0, "the replica serves, also when degraded"), (1, "it does not serve")],
+        &[
+            (0, "the replica serves, also when degraded"),
+            (1, "it does not serve; with --all: one of them, or no answer"),
+        ],
         ASKING,
         &[
             ("keyward status", "the replica and the members"),
+            ("keyward status --all", "a line for each replica"),
             ("keyward status -o wide", "all columns"),
             ("keyward status -o json", "for a program"),
         ],

@@ -23,6 +23,7 @@ use crate::telemetry::condition_metrics::ConditionMetrics;
 use crate::telemetry::config_metrics::ConfigMetrics;
 use crate::telemetry::connection_metrics::ConnectionMetrics;
 use crate::telemetry::export_metrics::ExportMetrics;
+use crate::telemetry::fleet_metrics::FleetMetrics;
 use crate::telemetry::latency_histogram::LatencyHistogram;
 use crate::telemetry::limit_metrics::LimitMetrics;
 use crate::telemetry::listener_metrics::ListenerMetrics;
@@ -202,6 +203,8 @@ pub struct Metrics {
     pub member_leader: Family<SingleLabel, Gauge>,
     /// The further metrics of each member.
     pub member_figures: MemberMetrics,
+    /// Sealed requests of other replicas; on the admin address only.
+    pub fleet: FleetMetrics,
     /// Answers not yet read by clients.
     pub unread: UnreadMetrics,
     /// Memory held by requests.
@@ -299,6 +302,7 @@ impl Metrics {
             users: UserMetrics::registered(&mut admin_registry),
             refusals: RefusalMetrics::registered(&mut registry),
             config: ConfigMetrics::registered(&mut registry, &mut admin_registry),
+            fleet: FleetMetrics::registered(&mut admin_registry),
             unread: UnreadMetrics::registered(&mut registry),
             connection_figures: ConnectionMetrics::registered(&mut registry),
             limits: LimitMetrics::registered(&mut registry),
@@ -598,7 +602,11 @@ mod tests {
         let end = text.strip_prefix(begin).expect("the registry comes first");
         let process = end.strip_suffix(&format!("{further}# EOF\n")).expect("the families come last");
         let mut own = process.lines().filter(|line| line.starts_with("keyward_"));
-        assert!(own.all(|line| ["keyward_ready 0", "keyward_degraded 0"].contains(&line)), "{process}");
+        let is_expected = |line: &str| {
+            ["keyward_ready 0", "keyward_degraded 0"].contains(&line)
+                || line.starts_with("keyward_fleet_requests_total{")
+        };
+        assert!(own.all(is_expected), "{process}");
     }
 
     /// The conversion to the old text leaves help texts as they are.

@@ -75,6 +75,8 @@ mod first_minutes;
 #[cfg(test)]
 mod fleet;
 #[cfg(test)]
+mod fleet_commands;
+#[cfg(test)]
 mod followed;
 #[cfg(test)]
 mod frames;

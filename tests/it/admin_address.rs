@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use keyward::admin::drain::Stage;
 use keyward::admin::{self, AdminState};
+use keyward::members::membership::AuthSetting;
 use keyward::pb::health::health_check_response::ServingStatus;
 use keyward::pb::health::{HealthCheckRequest, HealthCheckResponse};
 use keyward::refusal::Code;
@@ -34,12 +35,17 @@ fn state(keyward: &Keyward) -> Arc<AdminState> {
 /// A Keyward with an admin address. Nobody looks at its member again, and a slow machine is no reason to be unready.
 async fn administered() -> (SocketAddr, (Rc<Member>, Keyward)) {
     let (member, keyward) = one_member();
+    (served(&keyward).await, (member, keyward))
+}
+
+/// Its admin address.
+async fn served(keyward: &Keyward) -> SocketAddr {
     keyward.publish(|membership| membership.confirmed = Instant::now() + REAL_LIMIT);
     let listener = admin::bind(([127, 0, 0, 1], 0).into()).await.expect("bound");
     let address = listener.local_addr().expect("an address");
     let serve = keyward.serve_admin(listener);
     keyward.tasks.spawn("admin", serve).detach();
-    (address, (member, keyward))
+    address
 }
 
 /// A peer that takes next to nothing into its own buffers.
@@ -118,6 +124,48 @@ fn peers_that_say_nothing_keep_no_probe_waiting() {
         let answer = get(address, "/livez").await;
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
         assert!(get(address, "/nowhere").await.starts_with("HTTP/1.1 404 "));
+    });
+}
+
+/// A replica that takes sealed requests of others: whoever begins one and does not end it is nobody's hindrance.
+#[test]
+fn requests_to_replicas_without_an_end_keep_no_probe_waiting() {
+    real(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("session.key"), "0123456789abcdef".repeat(4)).expect("written");
+        let member = Member::new(1, &Tasks::default());
+        let lines = "[session]\nkey_files = ['session.key']\n[admin]\nreplicas = ['10.0.0.8:2389']\n";
+        let keyward = Keyward::at(&[&member], AuthSetting::Off, folder.path(), "", lines);
+        let address = served(&keyward).await;
+        let head = |length: usize| {
+            format!("POST /fleet HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n")
+        };
+        let mut open = Vec::new();
+        for _ in 0..PEERS {
+            let mut peer = narrow(address).await;
+            peer.write_all(head(10_000).as_bytes()).await.expect("taken");
+            peer.write_all(b"kwf1 and no more").await.expect("taken");
+            open.push(peer);
+        }
+        for path in ["/livez", "/readyz", "/metrics"] {
+            let answer = get(address, path).await;
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{path}: {answer}");
+        }
+        // The latest one is told no more than whoever posts to nowhere, and so is one that is too long.
+        let mut latest = open.pop().expect("a peer");
+        let mut long = narrow(address).await;
+        long.write_all(head(1 << 20).as_bytes()).await.expect("taken");
+        drop(long.write_all(&vec![b'k'; 1 << 20]).await);
+        for peer in [&mut latest, &mut long] {
+            let mut status = [0; 13];
+            peer.read_exact(&mut status).await.expect("an answer");
+            assert_eq!(&status, b"HTTP/1.1 405 ");
+        }
+        let forged = get(address, "/metrics").await;
+        let count = |line: &str| {
+            line.strip_prefix("keyward_fleet_requests_total{result=\"forged\"} ")?.parse::<u32>().ok()
+        };
+        assert!(forged.lines().find_map(count).is_some_and(|count| count >= 2), "{forged}");
     });
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
 use keyward::admin::drain::Exit;
+use keyward::admin::fleet::FleetDoor;
 use keyward::admin::socket::AdminCommandService;
 use keyward::admin::status_page::StatusPage;
 use keyward::admin::view::{ViewRow, ViewTopic};
@@ -234,7 +235,8 @@ impl Keyward {
     ) -> impl Future<Output = ()> + 'static {
         let AdminCommandService { state, viewer, doctor, .. } = &*self.running.admin;
         let page = StatusPage::new(Arc::clone(viewer), Arc::clone(doctor), self.tasks.clone());
-        keyward::admin::serve(listener, Arc::clone(state), page, self.tasks.clone())
+        let fleet = FleetDoor::new(Arc::clone(&self.running.admin.fleet), self.tasks.clone());
+        keyward::admin::serve(listener, Arc::clone(state), (page, fleet), self.tasks.clone())
     }
 
     /// How far the end of the process is.

@@ -20,6 +20,8 @@ mod canonical;
 #[cfg(test)]
 mod chains;
 #[cfg(test)]
+mod fleet;
+#[cfg(test)]
 mod frames;
 #[cfg(test)]
 mod gzip;

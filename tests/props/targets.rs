@@ -4,7 +4,7 @@
 //! coverage.
 
 use crate::{
-    authorities, canonical, chains, choices::Choices, frames, gzip, hub, json, jwts, proxied, splice,
+    authorities, canonical, chains, choices::Choices, fleet, frames, gzip, hub, json, jwts, proxied, splice,
     users_file, websockets,
 };
 
@@ -13,6 +13,7 @@ pub(crate) type Target = fn(&[u8]);
 
 /// All targets.
 pub(crate) const TARGETS: &[(&str, Target)] = &[
+    ("fleet", |input| one_of(input, &fleet::TARGETS)),
     ("frames", |input| one_of(input, &frames::TARGETS)),
     ("gzip", |input| one_of(input, &gzip::TARGETS)),
     ("canonical", |input| one_of(input, &canonical::TARGETS)),

@@ -21,6 +21,32 @@ use crate::secret::Secret;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyId(pub(super) [u8; KEY_ID]);
 
+impl KeyId {
+    /// Bytes of an id.
+    pub const LENGTH: usize = KEY_ID;
+
+    /// The id with these bytes, which need not be of a known key.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; KEY_ID]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes of the id.
+    #[must_use]
+    pub const fn bytes(self) -> [u8; KEY_ID] {
+        self.0
+    }
+}
+
+/// A key for one further purpose, derived from a session key: neither tells anything of the other.
+#[derive(Debug)]
+pub struct DerivedKey {
+    /// The id of the session key.
+    pub id: KeyId,
+    /// The key itself.
+    pub key: Secret<[u8; 32]>,
+}
+
 /// The keys shared by all replicas, in order: the first key seals, all keys open. Never empty.
 #[derive(Clone, Debug)]
 pub struct SessionKeys(Arc<[Arc<SealKey>]>);
@@ -65,6 +91,18 @@ impl SessionKeys {
 
     pub(super) fn find(&self, id: KeyId) -> Option<(usize, &Arc<SealKey>)> {
         self.0.iter().enumerate().find(|(_, key)| key.id == id)
+    }
+
+    /// The key derived for `purpose` from the session key `id`, or from the sealing key; `None` for a session
+    /// key that is not among these.
+    pub(super) fn derived(&self, id: Option<KeyId>, purpose: &[u8]) -> Option<DerivedKey> {
+        let from = match id {
+            Some(id) => self.find(id)?.1,
+            None => self.sealing(),
+        };
+        let mut key = Zeroizing::new([0; 32]);
+        expand(&from.derive, &[purpose], &mut *key);
+        Some(DerivedKey { id: from.id, key: Secret::new(*key) })
     }
 
     /// Counts one use of the key at `index`.
@@ -146,6 +184,23 @@ mod tests {
         let keys = SessionKeys::new(&secrets).unwrap();
         assert_eq!(keys.opened().len(), 2);
         assert_eq!(keys.sealing().id, SessionKeys::new(&secrets[..1]).unwrap().sealing().id);
+    }
+
+    #[test]
+    fn a_derived_key_differs_by_purpose_and_by_session_key() {
+        let keys = SessionKeys::new(&[1, 2].map(|seed| Secret::new([seed; 32]))).unwrap();
+        let derived = |id, purpose: &[u8]| *keys.derived(id, purpose).expect("known").key.expose();
+        let second = keys.opened()[1].0;
+        let all = [
+            derived(None, b"a"),
+            derived(None, b"b"),
+            derived(Some(second), b"a"),
+            derived(None, b"keyward session key id v1"),
+        ];
+        assert!((1..all.len()).all(|at| !all[..at].contains(&all[at])));
+        assert_eq!(derived(Some(keys.sealing().id()), b"a"), all[0], "the sealing key is the default");
+        assert!(keys.derived(Some(KeyId([0; KEY_ID])), b"a").is_none());
+        assert_eq!(KeyId::from_bytes(second.bytes()), second);
     }
 
     #[test]

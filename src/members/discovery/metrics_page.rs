@@ -18,7 +18,7 @@ use time::format_description::well_known::Rfc2822;
 use crate::config::Endpoint;
 use crate::dial::connect::Connector;
 use crate::identity::MemberId;
-use crate::io::http_get;
+use crate::io::http_exchange;
 use crate::members::membership::Role;
 use crate::members::version::Version;
 
@@ -110,7 +110,7 @@ pub(super) async fn get(
 ) -> Option<(response::Parts, Bytes)> {
     let asked = async {
         let stream = connector.connect_at(endpoint, at).await.ok()?;
-        http_get::get(stream, &endpoint.authority(), path, MAX_PAGE).await.ok()
+        http_exchange::get(stream, &endpoint.authority(), path, MAX_PAGE).await.ok()
     };
     tokio::time::timeout(LIMIT, asked).await.ok().flatten()
 }

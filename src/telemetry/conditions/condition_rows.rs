@@ -484,6 +484,12 @@ pub static CONDITIONS: &[LoggedCondition] = &[
         "an admin command of another user was refused",
         "give orders as root or as the user that Keyward runs as",
     ),
+    event(
+        "fleet_requests_refused",
+        "sealed requests of other replicas were refused",
+        "by the reason in the finding: forged: give all replicas the same session.key_files, and keep the \
+         admin address private; elsewhere: admin.replicas names a replica of another cluster or realm",
+    ),
     lasting(
         "admin_socket_gone",
         "the admin socket is gone",
