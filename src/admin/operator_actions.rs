@@ -127,10 +127,11 @@ impl OperatorActions {
         if left.is_empty() {
             tracing::info!(
                 member = %member.id,
+                name = &*member.name,
                 uid = by.uid,
                 sudo_user = by.sudo_user,
                 from_replica = by.replica,
-                "an operator's pause was refused: no other is ready"
+                "a pause was refused: no other member is ready"
             );
             return Err(stays_in_service(member));
         }
