@@ -113,7 +113,8 @@ fn families() -> Vec<Row> {
 
 /// One server with a trouble of its own.
 fn servers() -> Vec<Row> {
-    let is_even = |question: &Question| question.of_kind.is_multiple_of(2);
+    // The further questions: a machine that stands still asks more often than its settings say.
+    let is_again = |question: &Question| question.of_kind > 1;
     let over_tcp = |question: &Question| question.over_tcp;
     let is_plain = |question: &Question| !question.extended;
     vec![
@@ -126,8 +127,8 @@ fn servers() -> Vec<Row> {
         Row::new("truncated", vec![answering(over_tcp, Reaction::Truncated)]),
         Row::new("TCP alone", vec![answering(over_tcp, Reaction::Silence)]).with("options use-vc"),
         Row::new("a chain of names with TTL 0", vec![always(Reaction::Chain(vec![v4(1)]))]),
-        Row::new("half of the packets lost", vec![answering(is_even, Reaction::Silence)]),
-        Row::new("SERVFAIL to every other question", vec![answering(is_even, Reaction::Code(SERVFAIL))]),
+        Row::new("the first packets lost", vec![answering(is_again, Reaction::Silence)]),
+        Row::new("SERVFAIL to the first questions", vec![answering(is_again, Reaction::Code(SERVFAIL))]),
         Row::new("no extensions known", vec![answering(is_plain, Reaction::Code(FORMERR))]),
         Row::new("extensions met with silence", vec![answering(is_plain, Reaction::Silence)])
             .with("options timeout:1")
@@ -254,12 +255,13 @@ fn a_name_is_found_at_every_kind_of_name_server() {
         let (tasks, faults) = (Tasks::default(), RefCell::new(Vec::new()));
         let table = families().into_iter().chain(servers()).chain(machines());
         let rows = table.map(async |row| {
-            let machine = Machine::start(&tasks, &row.servers, row.options, row.hosts).await;
-            let by_servers = (!row.needs_files() && !row.options.contains("timeout:1"))
-                .then(|| ("servers", machine.by_servers()));
-            let by_servers = by_servers.filter(|_| !row.options.contains("use-vc"));
-            for (way, source) in [("files", machine.by_files())].into_iter().chain(by_servers) {
-                let names = resolver_with(source, None, row.times);
+            let has_by_servers = !row.needs_files()
+                && !["timeout:1", "use-vc"].iter().any(|option| row.options.contains(option));
+            let ways: [(&str, fn(&Machine) -> NameSource); 2] =
+                [("files", Machine::by_files), ("servers", Machine::by_servers)];
+            for (way, source) in ways.into_iter().take(1 + usize::from(has_by_servers)) {
+                let machine = Machine::start(&tasks, &row.servers, row.options, row.hosts).await;
+                let names = resolver_with(source(&machine), None, row.times);
                 match tokio::time::timeout(LIMIT, names.addresses(row.name)).await {
                     Err(_) => {
                         faults.borrow_mut().push(format!("{} by {way}: not within {LIMIT:?}", row.what))
