@@ -1,7 +1,8 @@
 //! The runtime of the control thread, and the signals of the process.
 //!
 //! Owns: the kinds of signals that are received, and since when. Must not know: the meaning of a signal.
-//! Invariant: from the creation of the runtime on, SIGHUP does not end the process, and none is lost.
+//! Invariants: from the creation of the runtime on, SIGHUP does not end the process, and none is lost; neither
+//! does SIGXFSZ, so a limit on the size of files is the error of a write, as a full disk is.
 
 use std::io;
 
@@ -21,7 +22,10 @@ impl ControlRuntime {
     pub fn new() -> io::Result<Self> {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let runtime = builder.enable_all().build_local(tokio::runtime::LocalOptions::default())?;
-        let hangups = runtime.block_on(async { signal(SignalKind::hangup()) })?;
+        let too_large = SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw());
+        // The received signals are of no use: the write that the kernel refuses says more.
+        let (hangups, _) = runtime
+            .block_on(async { io::Result::Ok((signal(SignalKind::hangup())?, signal(too_large)?)) })?;
         Ok(Self { runtime, hangups })
     }
 }

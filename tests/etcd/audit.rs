@@ -3,6 +3,7 @@
 //!
 //! `KEYWARD_TEST_FULL=1` makes 100,000 changes.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fs;
@@ -12,6 +13,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::join_all;
 use keyward::pb::etcdserverpb::kv_client::KvClient;
 use keyward::pb::etcdserverpb::{PutRequest, RangeRequest};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -286,6 +288,47 @@ async fn killed_under_load(version: &Version) {
 #[test]
 fn every_acknowledged_change_stands_in_the_log_once_past_a_kill() {
     local(async { killed_under_load(&Version::parse("3.5.35")).await });
+}
+
+/// A limit on the size of files is as a full disk: the kernel's signal for it would end the process without a word.
+#[test]
+fn a_limit_on_the_size_of_files_stops_calls_and_not_the_process() {
+    local(async {
+        let cluster = Cluster::start(&Version::parse("3.5.35"), Options::default()).await;
+        let site = Site::new();
+        let text = config(&site, &cluster) + "audit.queue = \"64KiB\"\n";
+        let keyward = Keyward::start(site, &text).await;
+        let limit = |bytes| {
+            let pid = i32::try_from(keyward.id()).ok().and_then(Pid::from_raw);
+            let limit = Rlimit { current: bytes, maximum: None };
+            prlimit(pid, Resource::Fsize, limit).expect("the process is ours");
+        };
+        limit(Some(64 << 10));
+        let readiness = async || keyward.admin("/readyz").await;
+        let channel = connection(&keyward.url()).await;
+        let written = RefCell::new(BTreeSet::new());
+        let filling = async || {
+            let count = written.borrow().len();
+            let keys = (count..count + 100).map(|n| format!("/full/{n:05}"));
+            let ledger = puts(KvClient::new(channel.clone()), "", keys).await;
+            written.borrow_mut().extend(ledger.acknowledged.into_keys());
+            let (code, why) = readiness().await;
+            (code == 503 && why.contains("audit log")).then_some(())
+        };
+        wait::until(LIMIT, "the audit log is full", filling).await;
+        limit(None);
+        let ready = async || (readiness().await.0 == 200).then_some(());
+        wait::until(LIMIT, "the audit log is written again", ready).await;
+        let (exit, site) = keyward.terminate().await;
+        assert!(exit.success());
+        let (written, files) = (written.into_inner(), files(&site));
+        let (code, said) = verify(&files);
+        assert_eq!(code, Some(0), "{said}");
+        let records = records(&files);
+        let puts = records.iter().filter_map(|record| record["ranges"][0]["key"].as_str());
+        let puts: BTreeSet<String> = puts.map(str::to_owned).collect();
+        assert!(puts.len() > 100 && written.is_subset(&puts), "{} of {}", puts.len(), written.len());
+    });
 }
 
 /// "Who deleted this key?"
