@@ -340,7 +340,7 @@ impl ReplicaStatus {
         }));
         lines.extend(warned.iter().map(WarnedRow::line));
         if !warned.is_empty() {
-            lines.push("what to do: keyward doctor".into());
+            lines.push("what of it still holds, and what to do: keyward doctor".into());
         }
         lines.join("\n") + "\n"
     }
