@@ -25,13 +25,13 @@ use crate::harness::{Auth, Cluster, Options, versions, wait};
 use crate::revocations::{command, done};
 
 const LIMIT: Duration = Duration::from_secs(30);
-const PREFIX: &str = "/keyward-policy/";
+const PREFIX: &str = "/keyward/policy/";
 
 /// The lines of a replica that enforces the stored policy.
 const LINES: &str = "admin.socket = \"admin.sock\"\n\
-    policy = { mode = \"enforce\", etcd_prefix = \"/keyward-policy/\" }\n";
+    policy = { mode = \"enforce\", etcd_prefix = \"/keyward/policy/\" }\n";
 const LINES_WITH_STATE: &str = "admin.socket = \"admin.sock\"\n\
-    policy = { mode = \"enforce\", etcd_prefix = \"/keyward-policy/\", state_file = \"policy.state\" }\n";
+    policy = { mode = \"enforce\", etcd_prefix = \"/keyward/policy/\", state_file = \"policy.state\" }\n";
 
 /// The document of generation `number`: every generation may read both keys of `/pair/`, by grants that each generation swaps between
 /// two roles; exactly one key of `/only/`; and the keys `/generation/1` to `/generation/{number}`.

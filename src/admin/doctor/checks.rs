@@ -481,7 +481,7 @@ impl DoctorInputs<'_> {
         if !self.revocations_known {
             let why = self.revocations_unread.map(|why| format!(" ({why})")).unwrap_or_default();
             let what = format!("the revocations are not known{why}: logins and calls are refused");
-            findings.error("revocation_unknown", "revocation", what, readiness::REVOCATION_LOGIN);
+            findings.error("revocation_unknown", "revocation", what, readiness::revocation_role(config));
         }
     }
 

@@ -29,7 +29,7 @@ impl Resolver<'_> {
             return None;
         };
         let path = "policy.etcd_prefix";
-        if self.is_own_prefix(path, &prefix, "/keyward-policy/") {
+        if self.is_own_prefix(path, &prefix, "/keyward/policy/") {
             self.keep_apart(path, &prefix, "revocation.etcd_prefix", revoked(revocation));
         }
         if policy.file.is_some() {

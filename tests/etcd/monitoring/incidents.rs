@@ -414,8 +414,8 @@ async fn every_alert_that_can_be_provoked_fires_and_is_resolved() {
     );
     let front = Front::start(&three).await;
     let site = Site::new();
-    let lines = "policy = { mode = \"shadow\", etcd_prefix = \"/keyward-policy/\" }\n\
-                 revocation.etcd_prefix = \"/keyward/\"\n";
+    let lines = "policy = { mode = \"shadow\", etcd_prefix = \"/keyward/policy/\" }\n\
+                 revocation.etcd_prefix = \"/keyward/revocations/\"\n";
     let config = site.in_front_of(&one) + lines;
     let alone = Keyward::start(site, &config).await;
     let site = Site::new();

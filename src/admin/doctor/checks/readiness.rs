@@ -3,12 +3,30 @@
 //! Owns: findings and fixes. Must not know: how the members were asked.
 
 use super::DoctorFindings;
-use crate::config::{Config, RevocationPersistence};
+use crate::config::{Config, EtcdLogin, RevocationPersistence};
 use crate::upstream::peer_urls::{PeerTrustLook, roots_of};
 
 /// The remedy for revocations that cannot be read.
-pub(super) const REVOCATION_LOGIN: &str =
-    "see that cluster.probe or revocation.user may read and write revocation.etcd_prefix";
+pub(super) fn revocation_role(config: &Config) -> String {
+    let fix = "see that cluster.probe or revocation.user may read and write revocation.etcd_prefix";
+    match &config.revocation.keep {
+        RevocationPersistence::Etcd { prefix, login: Some(login) } => {
+            fix.to_owned() + &role_of(login, prefix)
+        }
+        RevocationPersistence::Etcd { login: None, .. }
+        | RevocationPersistence::Memory
+        | RevocationPersistence::File(_) => fix.to_owned(),
+    }
+}
+
+/// The commands, to be given by root at etcd, that let a user without a role read and write a prefix.
+pub(super) fn role_of(login: &EtcdLogin, prefix: &str) -> String {
+    let user = &login.user;
+    format!(
+        ": etcdctl role add keyward; etcdctl role grant-permission keyward readwrite {prefix} --prefix; \
+         etcdctl user grant-role {user} keyward"
+    )
+}
 
 /// Checks the answers of the members' peer URLs.
 pub(super) fn check(peer_trust: Option<&PeerTrustLook>, findings: &mut DoctorFindings) {

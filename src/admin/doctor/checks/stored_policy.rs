@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::DoctorFindings;
+use super::{DoctorFindings, readiness};
 use crate::config::Config;
 use crate::policy_store::PolicyStoreStatus;
 
@@ -18,8 +18,13 @@ pub(super) fn check(config: &Config, status: Option<&PolicyStoreStatus>, finding
     if !status.is_known {
         let why = status.unread.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
         let what = format!("the stored policy was never read{why}, so every call is refused");
-        let fix = "let cluster.probe or policy.user read the prefix, or restore the policy there: keyward \
-                   policy apply";
+        let stored = config.policy.stored.as_ref();
+        let role = stored.and_then(|stored| Some(readiness::role_of(stored.login.as_ref()?, &stored.prefix)));
+        let fix = format!(
+            "restore the policy there (keyward policy apply), or let cluster.probe or policy.user read and \
+             write the prefix{}",
+            role.unwrap_or_default()
+        );
         findings.error("policy_unknown", about, what, fix);
     }
     if let Some(fault) = &status.fault {

@@ -404,6 +404,34 @@ fn a_stored_policy_that_is_unknown_faulty_old_or_not_applied() {
 }
 
 #[test]
+fn prefixes_of_a_user_without_a_role() {
+    let keys = "cluster.probe = { user = 'keyward', password_file = 'password' }\n\
+                revocation.etcd_prefix = '/keyward/revocations/'\npolicy.etcd_prefix = '/keyward/policy/'\n";
+    let unread = Scene::new().with(|scene| {
+        scene.lines = keys.to_owned();
+        scene.revocations_known = false;
+        scene.stored_policy = Some(PolicyStoreStatus {
+            generation: 0,
+            grants: 0,
+            fault: None,
+            unread: None,
+            is_known: false,
+            confirmed_at: None,
+            opened_at: Instant::now(),
+        });
+    });
+    let said =
+        unread.finds(&[(Error, "policy_unknown"), (Error, "revocation_unknown"), (Warning, "session_keys")]);
+    for place in ["revocations", "policy"] {
+        let role = format!(
+            "etcdctl role add keyward; etcdctl role grant-permission keyward readwrite /keyward/{place}/ \
+             --prefix; etcdctl user grant-role keyward keyward"
+        );
+        assert!(said.contains(&role), "{said}");
+    }
+}
+
+#[test]
 fn connections_that_find_no_room() {
     let with = |occupancy: ConnectionOccupancy| Scene::new().with(|scene| scene.connections = occupancy);
     let address = ClientAddress::of([10, 0, 0, 1].into());
