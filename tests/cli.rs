@@ -1073,6 +1073,53 @@ fn a_verdict_is_explained_by_its_grant_or_its_lack() {
 }
 
 #[test]
+fn the_etcd_user_of_an_explained_call_is_that_of_the_rules() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let policy = POLICY.replace("peer = 'password:*'", "etcd_user = 'app'").replace("{user}", "app");
+    let (config, policy) = with_policy(folder.path(), &policy);
+    let listed = fs::read_to_string(&config).expect("the configuration");
+    let rules = "[[user]]\nname = 'app'\npassword_file = 'app.password'\n[[map]]\npeer = 'file:al'\nas = 'app'\n\
+                 [[map]]\npeer = 'password:al'\nas = 'app'\n[[map]]\npeer = 'password:bad'\ndeny = true\n";
+    write(folder.path(), "app.password", "x");
+    let config = write(folder.path(), "mapped.toml", &format!("{listed}{rules}"));
+    let explain = |arguments: &[&str]| {
+        let all = [&["policy", "explain"], arguments, &["--policy", &policy, "--config", &config]].concat();
+        run(&mut keyward(&all))
+    };
+    for peer in ["file:al", "password:al"] {
+        let (code, stdout, stderr) = explain(&[peer, "Put", "/teams/app/x"]);
+        assert!(code == 0 && stdout.contains("user     app, by the rules of [[map]]\n"), "{stdout}{stderr}");
+    }
+    let (code, stdout, _) = explain(&["file:al", "Put", "/teams/app/x", "--etcd-user", "other"]);
+    assert!(code == 1 && !stdout.contains("user  "), "{stdout}");
+    let (code, stdout, _) = explain(&["password:bad", "Put", "/teams/app/x"]);
+    assert!(code == 1 && stdout.contains("user     none: the rules of [[map]] refuse this peer"), "{stdout}");
+    let (code, stdout, _) = explain(&["file:bo", "Put", "/teams/app/x"]);
+    assert!(code == 1 && stdout.contains("user     none: no rule of [[map]] takes this peer"), "{stdout}");
+    assert!(stdout.contains("--etcd-user names the user"), "{stdout}");
+    let (_, stdout, _) = explain(&["password:app", "Put", "/teams/app/x"]);
+    assert!(stdout.ends_with("verdict  allowed\n") && !stdout.contains("user  "), "{stdout}");
+}
+
+#[test]
+fn the_keys_of_a_lease_are_judged_if_a_key_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (config, policy) =
+        with_policy(folder.path(), &POLICY.replace("'read', 'write']", "'read', 'write', 'lease']"));
+    let explain = |arguments: &[&str]| {
+        let all = [&["policy", "explain"], arguments, &["--policy", &policy, "--config", &config]].concat();
+        run(&mut keyward(&all))
+    };
+    let (code, stdout, _) = explain(&["password:al", "LeaseKeepAlive"]);
+    let told = "keys of the lease: not judged; name a key of the lease to judge its keys\nverdict  allowed\n";
+    assert!(code == 0 && stdout.ends_with(told), "{stdout}");
+    let (code, stdout, _) = explain(&["password:al", "LeaseKeepAlive", "/teams/bo/x"]);
+    assert!(code == 1 && stdout.contains("key \"/teams/bo/x\" of the lease: refused: no_grant"), "{stdout}");
+    let (code, stdout, _) = explain(&["listener:clients", "LeaseKeepAlive"]);
+    assert!(code == 1 && stdout.contains("refused: no_role"), "{stdout}");
+}
+
+#[test]
 fn a_table_of_verdicts_is_compared_with_the_policy() {
     let folder = tempfile::tempdir().expect("a folder");
     let (config, policy) = with_policy(folder.path(), POLICY);

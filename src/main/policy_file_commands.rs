@@ -78,7 +78,7 @@ pub(crate) struct ExplainArguments {
     peer: String,
     /// The path of the method, or its last part, as in Put.
     method: String,
-    /// The key, the name of a lock, or a key of the lease.
+    /// The key, the name of a lock, or a key of the lease. Without it the keys of a lease are not judged.
     #[arg(default_value = "")]
     key: String,
     /// The end of the range, exclusive.
@@ -87,7 +87,7 @@ pub(crate) struct ExplainArguments {
     /// All keys that begin with KEY.
     #[arg(long)]
     prefix: bool,
-    /// The etcd user of the peer's calls.
+    /// The etcd user of the peer's calls. Default: the user that [[map]] gives the peer.
     #[arg(long, value_name = "USER")]
     etcd_user: Option<String>,
     /// The listener of the peer's connection.

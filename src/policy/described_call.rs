@@ -15,6 +15,7 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use super::compiled::{Policy, PolicySubject};
+use super::mapping::{Mapping, MappingResult};
 use super::permit_set::{Decision, PermitSet};
 use crate::config::policy_document::PolicyDocument;
 use crate::config::{Config, Identify, PolicyMode, PolicySettings};
@@ -27,13 +28,18 @@ use crate::rpc::method::{METHODS, Method};
 use crate::rpc::schema::MessageId;
 use crate::rpc::touch::{Action, TouchTarget};
 
+/// The line about a peer without an etcd user. The call may have names that its description lacks, as further
+/// names of a certificate.
+const UNMAPPED: &str = "none: no rule of [[map]] takes this peer as described, and while auth is on at etcd \
+                        its calls are refused; --etcd-user names the user of its calls";
+
 /// A call to be judged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DescribedCall {
     /// The peer, as in a binding without `*`.
     pub peer: String,
-    /// The etcd user of the peer's calls; by default the name of a peer that logs in.
+    /// The etcd user of the peer's calls; by default the user that the configuration's rules give the peer.
     pub etcd_user: Option<String>,
     /// The listener; by default the first one of the configuration.
     pub listener: Option<String>,
@@ -43,7 +49,7 @@ pub struct DescribedCall {
     pub claims: BTreeMap<String, Vec<String>>,
     /// The path of the method, or its last part, as in `Put`.
     pub method: String,
-    /// The key, the name of a lock, or a key of the lease.
+    /// The key, the name of a lock, or a key of the lease. Without a key the keys of a lease are not judged.
     pub key: String,
     /// The end of the range, as on etcd's wire; a zero byte means no end.
     pub range_end: String,
@@ -105,16 +111,17 @@ impl<'c> JudgingPolicy<'c> {
             (None, Some(first)) => &*first.name,
             (None, None) => "",
         };
-        let etcd_user = call.etcd_user.as_deref().or(match &peer {
-            Peer::Password(user) | Peer::File(user) | Peer::EtcdToken(user) => Some(user.as_str()),
-            _ => None,
-        });
         // A certificate that no way takes does not make its client another than the listener's.
         let of_listener = self.config.listeners.iter().find(|known| *known.name == *listener);
         let is_beside = matches!(peer, Peer::Certificate { .. })
             && of_listener.is_some_and(|known| !known.identify.contains(&Identify::Certificate));
         let also = is_beside.then(|| Peer::Listener(listener.into()));
-        let subject = PolicySubject::of(&peer, etcd_user, call.address, listener);
+        let user = match &call.etcd_user {
+            Some(given) => DescribedUser::of(given.as_str()),
+            // Beside a certificate that no way takes, the listener gives the etcd user.
+            None => self.mapped_user(also.as_ref().unwrap_or(&peer), call.address),
+        };
+        let subject = PolicySubject::of(&peer, user.name.as_deref(), call.address, listener);
         let subject = PolicySubject { also: also.as_ref(), ..subject };
         let (permits, own) = (self.enforced.permits(subject), self.own.permits(subject));
         let mut text = String::new();
@@ -127,9 +134,34 @@ impl<'c> JudgingPolicy<'c> {
             if roles.is_empty() { "none".to_owned() } else { roles.join(", ") }
         );
         let _infallible = writeln!(text, "mode     {}", own.mode.name());
-        let is_allowed = judge(&permits, method, &message, call, &mut text);
+        if let Some(origin) = &user.origin {
+            let _infallible = writeln!(text, "user     {origin}");
+        }
+        let is_allowed = judge(&permits, method, &message, call, &mut text) && !user.is_denied;
         let _infallible = writeln!(text, "verdict  {}", if is_allowed { "allowed" } else { "refused" });
         Ok(Explanation { is_allowed, text })
+    }
+
+    /// The etcd user that the configuration's rules give the peer.
+    fn mapped_user(&self, peer: &Peer, address: Option<IpAddr>) -> DescribedUser {
+        let nobody =
+            |origin: Option<&str>| DescribedUser { origin: origin.map(Into::into), ..Default::default() };
+        match Mapping::new(self.config.mapping.as_ref().clone()).user_of(peer, address) {
+            MappingResult::User(user) => DescribedUser {
+                origin: Some(format!("{user}, by the rules of [[map]]")),
+                ..DescribedUser::of(user.as_str())
+            },
+            MappingResult::Itself => match peer {
+                Peer::Password(user) | Peer::EtcdToken(user) => DescribedUser::of(user.as_str()),
+                _ => nobody(None),
+            },
+            MappingResult::Anonymous => nobody(None),
+            MappingResult::Denied => DescribedUser {
+                is_denied: true,
+                ..nobody(Some("none: the rules of [[map]] refuse this peer"))
+            },
+            MappingResult::Unknown => nobody(Some(UNMAPPED)),
+        }
     }
 
     fn peer(&self, call: &DescribedCall) -> Result<Peer, UnjudgedCall> {
@@ -161,6 +193,23 @@ impl<'c> JudgingPolicy<'c> {
     }
 }
 
+/// The etcd user of a described call.
+#[derive(Default)]
+struct DescribedUser {
+    /// The name, if there is a user.
+    name: Option<Box<str>>,
+    /// The line about the user, where the peer's name and the command line do not tell the user.
+    origin: Option<String>,
+    /// The rules refuse the peer before the policy is asked.
+    is_denied: bool,
+}
+
+impl DescribedUser {
+    fn of(name: &str) -> Self {
+        Self { name: Some(name.into()), ..Self::default() }
+    }
+}
+
 /// Judges each touch of a request, with a line for each.
 fn judge(
     permits: &PermitSet,
@@ -170,6 +219,7 @@ fn judge(
     text: &mut String,
 ) -> bool {
     let mut is_allowed = true;
+    let mut unjudged = None;
     let mut line = |action: Action, keys: &str, verdict: Result<Option<String>, String>| {
         let shown = match verdict {
             Ok(rule) => format!("allowed by {}", rule.unwrap_or_else(|| "its role".to_owned())),
@@ -188,6 +238,9 @@ fn judge(
         match touch.target {
             TouchTarget::Keys(range) => line(touch.action, &range.to_string(), verdict),
             TouchTarget::Cluster => line(touch.action, "the cluster", verdict),
+            TouchTarget::KeysOfLease(_) | TouchTarget::KeysSharingLease(_) if call.key.is_empty() => {
+                unjudged = Some(touch.action);
+            }
             TouchTarget::KeysOfLease(_) | TouchTarget::KeysSharingLease(_) => {
                 let key = call.key.as_bytes();
                 let decided = match permits.decide_keys(touch.action, [key]) {
@@ -203,6 +256,11 @@ fn judge(
     // A request without any touch, such as an empty Txn, needs a role.
     if let Decision::Denied(denial) = permits.decide_stream() {
         line(denial.action, "any request", Err(permits.denying_rule(denial)));
+    }
+    // A lease without keys is one that the caller's actions alone decide on.
+    if let Some(action) = unjudged {
+        let advice = "not judged; name a key of the lease to judge its keys";
+        let _infallible = writeln!(text, "{:<8} keys of the lease: {advice}", action.name());
     }
     is_allowed
 }
