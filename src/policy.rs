@@ -15,6 +15,7 @@ pub mod permit;
 pub mod permit_set;
 pub mod rules_in_force;
 pub mod shadow_register;
+pub mod unproved_mappings;
 pub mod unreachable_rules;
 
 #[cfg(test)]

@@ -124,7 +124,7 @@ impl DoctorInputs<'_> {
         self.connections(&mut findings);
         name_servers::check(self.config, self.name_troubles, &mut findings);
         stored_policy::check(self.config, self.stored_policy, &mut findings);
-        rule_reach::check(self.unreachable, &mut findings);
+        rule_reach::check(self.config, self.unreachable, &mut findings);
         self.limits(&mut findings);
         self.memory_budgets(&mut findings);
         audit_retention::check(self.audit.retention, &mut findings);
@@ -144,7 +144,7 @@ impl DoctorInputs<'_> {
         exposure::check(self.config, &mut findings);
         self.kept_state(&mut findings);
         self.memory_budgets(&mut findings);
-        rule_reach::check(self.unreachable, &mut findings);
+        rule_reach::check(self.config, self.unreachable, &mut findings);
         if dialled {
             self.whole_cluster(&mut findings);
             stored_policy::check(self.config, self.stored_policy, &mut findings);

@@ -353,6 +353,30 @@ fn a_rule_of_no_caller_is_an_error() {
 }
 
 #[test]
+fn a_rule_to_users_without_a_credential_is_a_warning() {
+    let with = |name: &str| {
+        Scene::new().with(|scene| {
+            std::fs::write(scene.folder.path().join("password"), "x").unwrap();
+            let line = "nobody:$argon2id$v=19$m=8,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$\
+                        AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n";
+            std::fs::write(scene.folder.path().join("users"), line).unwrap();
+            let rules =
+                ["file:a", "file:b*", "password:*"].map(|peer| format!("{{ peer = '{peer}', as = 'same' }}"));
+            scene.lines += &format!(
+                "login.sources = ['file', 'etcd']\nlogin.users_file = 'users'\nmap = [{}]\n\
+                 user = [{{ name = '{name}', password_file = 'password' }}]\n",
+                rules.join(", ")
+            );
+        })
+    };
+    let said = with("a").finds(&[(Warning, "mapping_unproved")]);
+    assert!(said.contains("[mapping_unproved] map[1]: ") && said.contains("[[user]]"), "{said}");
+    with("bo").finds(&[(Warning, "mapping_unproved")]);
+    let said = with("root").finds(&[(Warning, "mapping_unproved"), (Warning, "mapping_unproved")]);
+    assert!(!said.contains("map[2]"), "{said}");
+}
+
+#[test]
 fn nothing_is_found_where_all_is_well() {
     let newest = |scene: &mut Scene| {
         for member in &mut scene.members.members {
