@@ -627,6 +627,34 @@ fn every_topic_is_shown_as_a_table_and_as_json() {
     assert!(code == 1 && stderr.contains("no member"), "{stderr}");
 }
 
+#[test]
+fn the_places_where_something_is_kept_are_shown() {
+    let of_etcd =
+        "revocation.etcd_prefix = '/r/'\npolicy.etcd_prefix = '/p/'\npolicy.state_file = 'generation'\n";
+    let rows = |lines: &str, prepare: &dyn Fn(&Path)| {
+        let served = Served::start(lines, |_, folder| prepare(folder));
+        served.ask(&["show", "config"]).1
+    };
+    let shown = rows(of_etcd, &|_| {});
+    for (key, value) in [
+        ("revocation.etcd_prefix", "/r/"),
+        ("policy.etcd_prefix", "/p/"),
+        ("policy.state_file", "/generation"),
+        ("maintenance.etcd_prefix", "/keyward-maintenance/"),
+    ] {
+        let line = shown.lines().find(|line| line.starts_with(key)).unwrap_or_default();
+        assert!(line.contains(value), "{key} in {shown}");
+    }
+    assert!(!shown.contains("policy.file") && !shown.contains("revocation.state_file"), "{shown}");
+    let of_files =
+        "revocation.state_file = 'revoked'\npolicy.file = 'policy.toml'\nmaintenance.etcd_prefix = ''\n";
+    let shown = rows(of_files, &|folder| {
+        write(folder, "policy.toml", POLICY);
+    });
+    assert!(shown.contains("/policy.toml") && shown.contains("/revoked"), "{shown}");
+    assert!(!shown.contains("etcd_prefix"), "{shown}");
+}
+
 /// A replica shows the others, with their own figures, and why one does not answer.
 #[test]
 fn replicas_stand_side_by_side() {

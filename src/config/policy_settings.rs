@@ -20,6 +20,8 @@ pub struct PolicySettings {
     pub unknown_methods: UnknownMethods,
     /// The treatment of calls without an etcd user while auth is on, whatever the mode.
     pub require_identity: RequireIdentity,
+    /// The policy file, if any.
+    pub file: Option<PathBuf>,
     /// The rules of the policy file; empty without a file.
     pub document: Arc<PolicyDocument>,
     /// The policy in etcd, which replaces the file's rules.
@@ -42,6 +44,7 @@ impl Default for PolicySettings {
             mode: PolicyMode::Off,
             unknown_methods: UnknownMethods::Refuse,
             require_identity: RequireIdentity::Strict,
+            file: None,
             document: Arc::default(),
             stored: None,
             listener_namespaces: Vec::new(),

@@ -3,6 +3,7 @@
 //! Owns: the field names of these rows. Must not know: shards, clients. Invariants: a secret file is named
 //! and never read; an unknown value is null.
 
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
@@ -12,7 +13,7 @@ use time::OffsetDateTime;
 use super::{ViewRow, Viewer, moment, rows_of};
 use crate::admin::other_replicas::ReplicaRow;
 use crate::config::certificate_expiry::configured_certificates;
-use crate::config::{AdminSocketSetting, Config, Listener};
+use crate::config::{AdminSocketSetting, Config, Listener, RevocationPersistence};
 use crate::telemetry::printable::escaped;
 use crate::usage::register::LimitUse;
 
@@ -186,6 +187,7 @@ fn outline(config: &Config) -> Vec<(String, String)> {
     );
     add("cluster.token_ttl", seconds(config.cluster.token_ttl));
     add("policy.mode", config.policy.mode.name().to_owned());
+    kept(config).into_iter().for_each(|(key, value)| add(key, value));
     add("limits.connections", config.limits.connections.to_string());
     add("limits.connections_per_address", config.limits.client_connections.per_address.to_string());
     add("limits.member_in_flight", config.limits.member_in_flight.to_string());
@@ -203,6 +205,27 @@ fn outline(config: &Config) -> Vec<(String, String)> {
     add("drain.timeout", seconds(config.drain.timeout));
     add("runtime.shards", config.runtime.shards.to_string());
     all
+}
+
+/// Where Keyward keeps something beyond its process: the prefixes in etcd and the files, as far as set.
+fn kept(config: &Config) -> Vec<(&'static str, String)> {
+    let shown = |path: &PathBuf| Some(path.display().to_string());
+    let stored = config.policy.stored.as_ref();
+    let (revoked_in_etcd, revoked_in_file) = match &config.revocation.keep {
+        RevocationPersistence::Memory => (None, None),
+        RevocationPersistence::File(file) => (None, shown(file)),
+        RevocationPersistence::Etcd { prefix, .. } => (Some(prefix.to_string()), None),
+    };
+    let places = [
+        ("policy.file", config.policy.file.as_ref().and_then(shown)),
+        ("policy.etcd_prefix", stored.map(|stored| stored.prefix.to_string())),
+        ("policy.state_file", stored.and_then(|stored| stored.state_file.as_ref()).and_then(shown)),
+        ("revocation.etcd_prefix", revoked_in_etcd),
+        ("revocation.state_file", revoked_in_file),
+        ("maintenance.etcd_prefix", config.maintenance.etcd_prefix.as_deref().map(str::to_owned)),
+        ("runtime.state_dir", config.runtime.state_dir.as_ref().and_then(shown)),
+    ];
+    places.into_iter().filter_map(|(key, place)| Some((key, place?))).collect()
 }
 
 fn describe(listener: &Listener) -> String {

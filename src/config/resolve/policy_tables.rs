@@ -92,9 +92,9 @@ impl Resolver<'_> {
     ) -> PolicySettings {
         let mode = policy.mode.map_or(PolicyMode::Off, mode);
         let path = "policy.file";
-        let document = policy.file.and_then(|name| {
-            let file = self.file(path, &name);
-            let text = self.checked(path, read_policy(&file))?;
+        let file = policy.file.map(|name| self.file(path, &name));
+        let document = file.as_ref().and_then(|file| {
+            let text = self.checked(path, read_policy(file))?;
             match self::policy(&text, listeners, issuers) {
                 Ok((document, warnings)) => {
                     for warning in warnings {
@@ -138,6 +138,7 @@ impl Resolver<'_> {
                 None | Some(TomlRequireIdentity::Strict) => RequireIdentity::Strict,
                 Some(TomlRequireIdentity::AsEtcd) => RequireIdentity::AsEtcd,
             },
+            file,
             document: Arc::new(document),
             stored,
             listener_namespaces,
