@@ -112,6 +112,9 @@ pub struct ReadFailures {
     last: Option<String>,
     /// The reasons of this series so far: each is logged once.
     logged: Vec<String>,
+    /// True once a member was ready at a read. A process that has just started has found none yet, and a
+    /// cluster without any is told by the members' own conditions.
+    had_member: bool,
 }
 
 /// The treatment of a request with an unknown outcome.
@@ -124,9 +127,14 @@ pub enum AfterUnknownOutcome {
 }
 
 impl ReadFailures {
-    /// Notes a failed read. True for a reason to be logged: the first of this series, and each other one.
-    pub fn note(&mut self, reason: &str) -> bool {
+    /// Notes a failed read; `has_member` says that a member is ready now. True for a reason to be logged: the
+    /// first of this series, and each other one, all since the first ready member.
+    pub fn note(&mut self, reason: &str, has_member: bool) -> bool {
         self.last = Some(reason.to_owned());
+        self.had_member |= has_member;
+        if !self.had_member {
+            return false;
+        }
         let is_new = self.logged.len() < MOST_REASONS && !self.logged.iter().any(|known| known == reason);
         if is_new {
             self.logged.push(reason.to_owned());
@@ -136,7 +144,7 @@ impl ReadFailures {
 
     /// Notes a good read. True if reads failed before.
     pub fn end(&mut self) -> bool {
-        self.last = None;
+        (self.last, self.had_member) = (None, true);
         !std::mem::take(&mut self.logged).is_empty()
     }
 
@@ -176,6 +184,12 @@ impl OwnKeys {
     #[must_use]
     pub fn member_changes(&self) -> ChangeReceiver {
         self.upstream.members.changes.clone()
+    }
+
+    /// True if a member is ready for a read.
+    #[must_use]
+    pub fn has_member(&self) -> bool {
+        self.upstream.members.snapshot.load().ready_voters().next().is_some()
     }
 
     /// True if a key below the prefix may have changed since `seen`, or another cluster is served.
@@ -389,4 +403,22 @@ fn is_stale(status: &Status) -> bool {
         || says(&Refusal::AUTH_OLD_REVISION)
         // etcd 3.5.0 and 3.5.1 send the raw error text when etcd's tokens are JWTs.
         || (status.code() == Code::Unknown && status.message() == "auth: revision in header is old")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_read_is_told_since_the_first_ready_member() {
+        let mut failures = ReadFailures::default();
+        assert!(!failures.note("no member", false) && !failures.note("late", false));
+        assert_eq!(failures.last(), Some("late"), "doctor and /readyz tell it all the same");
+        assert!(!failures.end(), "nothing was told that could end");
+        assert!(failures.note("no member", false) && !failures.note("no member", false));
+        assert!(failures.end() && failures.last().is_none());
+        let mut refused = ReadFailures::default();
+        assert!(!refused.note("no member", false) && refused.note("permission denied", true));
+        assert!(refused.note("no member", false), "the members are gone again");
+    }
 }

@@ -259,7 +259,7 @@ impl PolicyKeeper {
                 self.note_status(self.good.fault().is_none().then_some(asked));
             }
             Err(reason) => {
-                let is_new = self.failures.note(&reason);
+                let is_new = self.failures.note(&reason, self.prefix.keys.has_member());
                 // Grants end without etcd too.
                 self.note_status(None);
                 if is_new {

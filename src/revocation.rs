@@ -369,7 +369,7 @@ impl RevocationKeeper {
             }
             Err(reason) => {
                 self.unread.store(Some(Arc::new(reason.clone())));
-                if self.failures.note(&reason) {
+                if self.failures.note(&reason, prefix.has_member()) {
                     tracing::warn!(%reason, "revocations cannot be read from etcd");
                 }
                 let known = self.known.load();

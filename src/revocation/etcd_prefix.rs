@@ -62,6 +62,11 @@ impl RevocationPrefix {
         self.keys.member_changes()
     }
 
+    /// True if a member is ready for a poll.
+    pub(super) fn has_member(&self) -> bool {
+        self.keys.has_member()
+    }
+
     /// Returns the current revocations if the prefix may have changed since the last poll, or if another
     /// cluster is served; otherwise None.
     pub(super) async fn poll(&mut self) -> Result<Option<Revocations>, String> {
