@@ -1235,6 +1235,15 @@ fn a_policy_is_learned_from_records_and_refused_calls_teach_nothing() {
         assert!(policy.contains("actions = [\"lease\"]") && policy.contains(grants), "{policy}");
         assert_eq!(stderr.contains("no record of renewals"), !policy.contains("/e/"), "{stderr}");
     }
+    // A lease without a put is named with its peer; one of a lock has its key below the lock.
+    let renewals = ["7c", "7d"].map(|lease| renewal.replace("7b", lease));
+    let lock = "\"event\":\"change\",\"method\":\"/v3lockpb.Lock/Lock\",\"lease\":\"7d\",\"ranges\":[{\"action\":\"lock\",\"key\":\"/l/\",\"end\":\"/l0\"}]";
+    let lines: String = renewals.iter().map(String::as_str).chain([lock]).map(record).collect();
+    let leases = write(folder.path(), "leases.log", &lines);
+    let (code, policy, stderr) = run(&mut keyward(&["policy", "learn", &leases]));
+    let told = "no record puts a key with a lease that was renewed or revoked: 7c of \"password:al\"; if it has keys";
+    assert!(code == 0 && stderr.contains(told) && stderr.contains("learn again"), "{stderr}");
+    assert!(policy.contains(&format!("# Warning: {told}")), "{policy}");
     let learned = write(folder.path(), "learned.toml", &policy);
     assert_eq!(run(&mut keyward(&["policy", "check", &learned, "--config", &config])).0, 0);
     assert_eq!(run(&mut keyward(&["policy", "learn", "--peer", "password:bo", &log])).0, 1);

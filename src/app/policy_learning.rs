@@ -53,6 +53,9 @@ const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 const EVENTS: [(&str, &str); 4] =
     [("changes", "changes"), ("reads", "reads"), ("watches", "watches"), ("leases", "renewals of leases")];
 
+/// Leases named by a warning at most.
+const NAMED_LEASES: usize = 5;
+
 /// What the records show.
 #[derive(Default)]
 struct Records {
@@ -140,15 +143,19 @@ impl Records {
     fn note_keys(&mut self, peer: &str, action: Action, range: &AuditedRange, lease: Option<&str>) {
         range.judge_keys(|range| {
             self.learner.note_keys(peer, action, &range);
-            if let Some(lease) = lease.filter(|_| action == Action::Write) {
-                self.keys_of_leases.entry(lease.to_owned()).or_default().insert(range.start.to_vec());
+            if let Some(lease) = lease {
+                let keys = self.keys_of_leases.entry(lease.to_owned()).or_default();
+                // The key of a lock or an election is below its name, and whoever may lock may keep it.
+                if action == Action::Write {
+                    keys.insert(range.start.to_vec());
+                }
             }
             true
         });
     }
 
     fn finish(mut self) -> LearnedPolicy {
-        let mut unknown_leases = 0_u64;
+        let mut unknown_leases = BTreeSet::new();
         for (peer, action, lease) in &self.uses_of_leases {
             match self.keys_of_leases.get(lease) {
                 // A renewed or revoked lease needs the permission of an action on keys.
@@ -156,13 +163,15 @@ impl Records {
                     keys.iter().for_each(|key| self.learner.note_keys(peer, *action, &KeyRange::key(key)));
                 }
                 Some(_) => {}
-                None => unknown_leases += 1,
+                None => {
+                    unknown_leases.insert((lease.clone(), peer.clone()));
+                }
             }
             if !action.is_on_keys() {
                 self.learner.note_action(peer, *action);
             }
         }
-        let warnings = self.warnings(unknown_leases);
+        let warnings = self.warnings(&unknown_leases);
         let mut text =
             format!("# Learned from {} records of the audit log. Review each grant.\n", self.records);
         for warning in &warnings {
@@ -173,7 +182,7 @@ impl Records {
         LearnedPolicy { text, warnings, records: self.records }
     }
 
-    fn warnings(&self, unknown_leases: u64) -> Vec<String> {
+    fn warnings(&self, unknown_leases: &BTreeSet<(String, String)>) -> Vec<String> {
         let mut warnings = Vec::new();
         for (word, what) in EVENTS {
             if !self.events.contains(word) {
@@ -189,10 +198,7 @@ impl Records {
         let unbound = self.learner.peers_without_binding() as u64;
         count(unbound, "peers have a name with *, which would bind other peers too: they have no binding");
         count(self.anonymous, "records have no peer, and no binding can name their callers");
-        count(
-            unknown_leases,
-            "leases have keys put outside of these records, and these keys may not be allowed",
-        );
+        warnings.extend(warning_of_leases(unknown_leases));
         for method in &self.unknown_methods {
             warnings.push(format!(
                 "{method:?} is unknown to Keyward, and needs policy.unknown_methods = \"allow\""
@@ -200,6 +206,25 @@ impl Records {
         }
         warnings
     }
+}
+
+/// The warning about leases, each with its peer, with which no record puts a key. Such a lease may have keys
+/// from before the records, or none at all, as the session of a client that only observes an election.
+fn warning_of_leases(unknown: &BTreeSet<(String, String)>) -> Option<String> {
+    let named: Vec<String> =
+        unknown.iter().take(NAMED_LEASES).map(|(lease, peer)| format!("{lease} of {peer:?}")).collect();
+    let more = match unknown.len().saturating_sub(NAMED_LEASES) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!unknown.is_empty()).then(|| {
+        format!(
+            "no record puts a key with a lease that was renewed or revoked: {}{more}; if it has keys, they \
+             are older than these records, and renewing may not be allowed: run policy.mode = \"shadow\", \
+             then learn again",
+            named.join(", ")
+        )
+    })
 }
 
 /// The action that the call needs. Records of a version without the action `compact` call a compaction
