@@ -628,6 +628,20 @@ fn every_topic_is_shown_as_a_table_and_as_json() {
 }
 
 #[test]
+fn a_policy_that_is_a_file_is_no_difference() {
+    let served = Served::start("", |_, folder| {
+        write(folder, "policy.toml", POLICY);
+    });
+    let file = served.folder.path().join("policy.toml");
+    let (code, stdout, stderr) = served.ask(&["policy", "diff", file.to_str().expect("a path")]);
+    assert_eq!((code, &*stdout), (64, ""), "{stderr}");
+    assert!(
+        stderr.contains("policy.etcd_prefix is not set") && stderr.contains("keyward policy check"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn the_places_where_something_is_kept_are_shown() {
     let of_etcd =
         "revocation.etcd_prefix = '/r/'\npolicy.etcd_prefix = '/p/'\npolicy.state_file = 'generation'\n";

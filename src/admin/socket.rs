@@ -320,7 +320,9 @@ impl AdminCommandService {
 
     async fn answer_policy(&self, command: &PolicyCommand, uid: Option<u32>) -> AdminAnswer {
         let Some(policy) = &self.policy else {
-            return AdminAnswer::Failed("policy.etcd_prefix is not set".into());
+            let why = "policy.etcd_prefix is not set: the policy is that of policy.file (keyward show \
+                       config), which keyward policy check, test and explain judge";
+            return AdminAnswer::Failed(why.into());
         };
         match policy.execute(command.clone(), uid).await {
             Ok(mut answer) => {

@@ -298,7 +298,7 @@ const NOTES: [CommandNotes; 39] = [
     ),
     notes(
         "policy diff",
-        &[(0, "no difference"), (1, "a difference, or the replica refused")],
+        &[(0, "no difference"), (1, "a difference"), (64, "a fault in FILE, or no policy.etcd_prefix")],
         ASKING,
         &[("keyward policy diff policy.toml", "against the generation in force")],
         SOCKET,

@@ -179,6 +179,8 @@ fn diff(at: AdminSocketArgs, command: PolicyCommand, form: OutputForm) -> ExitCo
             finish(printed, code)
         }
         Ok(_) => unexpected_answer(),
+        // The usual code of a refused command is that of a difference here.
+        Err(code) if code == ExitCode::FAILURE => ExitCode::from(UNUSABLE),
         Err(code) => code,
     }
 }
