@@ -75,7 +75,7 @@ impl SessionListing {
     pub fn text(&self, width: TableWidth) -> String {
         let mut sessions = TerminalTable::new(&SESSIONS, width);
         for SessionRow { id, peer, issued_at, valid } in &self.sessions {
-            let state = if *valid { "" } else { "revoked" };
+            let state = if *valid { "valid" } else { "revoked" };
             sessions.row([id.clone(), moment(*issued_at), state.to_owned(), peer.clone()]);
         }
         if self.users.is_empty() {
@@ -99,6 +99,18 @@ fn moment(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_session_is_valid_or_revoked() {
+        let session = |valid| SessionRow { id: "7".into(), peer: "file:a".into(), issued_at: 0, valid };
+        let listing = SessionListing { sessions: vec![session(true), session(false)], users: Vec::new() };
+        let states: Vec<_> = listing
+            .text(TableWidth::Uncut)
+            .lines()
+            .map(|line| line.split_whitespace().nth(2).map(str::to_owned))
+            .collect();
+        assert_eq!(states, ["STATE", "valid", "revoked"].map(|state| Some(state.to_owned())));
+    }
 
     #[test]
     fn moments_are_dates() {
