@@ -339,6 +339,11 @@ impl Reload {
     fn tell_new_warnings(&mut self, warnings: &[ConfigWarning], applied: AppliedReload) -> AppliedReload {
         let all: Vec<String> = warnings.iter().map(ConfigWarning::to_string).collect();
         let told = std::mem::replace(&mut self.warnings, all.clone());
+        let mended = told.iter().filter(|one| !all.contains(one)).count();
+        // Before the others, since this record ends what doctor tells of those before.
+        if mended > 0 {
+            tracing::info!(mended, "configuration: warnings stand no longer");
+        }
         let (standing, new): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| told.contains(one));
         for warning in &new {
             tracing::warn!(warning, "configuration");

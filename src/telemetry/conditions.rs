@@ -60,6 +60,8 @@ pub enum ConditionTelling {
     },
     /// Doctor tells the record for [`EVENT_HOLDS`]: a happening, over with its record.
     Event {
+        /// The message of a record that ends the condition before, if there is one.
+        end: Option<&'static str>,
         /// The remedy, in one line.
         fix: &'static str,
     },
@@ -108,6 +110,16 @@ pub fn standing_conditions() -> Vec<StandingCondition> {
 }
 
 impl ConditionTelling {
+    /// The message of the record that ends the condition.
+    #[must_use]
+    pub fn end(&self) -> Option<&'static str> {
+        match self {
+            Self::Until { end, .. } => Some(end),
+            Self::Event { end, .. } => *end,
+            Self::Check(_) | Self::Lasting { .. } | Self::NoProcess { .. } => None,
+        }
+    }
+
     /// The check of `keyward doctor` that finds the condition.
     #[must_use]
     pub fn check(&self) -> &'static str {
@@ -126,7 +138,7 @@ impl ConditionRegister {
         if level > Level::WARN {
             sightings.retain(|at, _| {
                 let row = CONDITIONS.get(*at).map(|row| &row.telling);
-                !matches!(row, Some(ConditionTelling::Until { end, .. }) if *end == message)
+                row.and_then(ConditionTelling::end) != Some(message)
             });
             return;
         }

@@ -314,6 +314,16 @@ fn a_reload_tells_new_warnings_and_counts_the_standing() {
         "{new:?} {still}"
     );
     assert_eq!(reloaded(), (vec![], standing + 1));
+    let logged = |name: &str| {
+        let (_, stdout, _) = served.ask(&["doctor", "-o", "json"]);
+        let report: Value = serde_json::from_str(&stdout).expect("JSON");
+        let found = report["findings"].as_array().expect("findings").iter();
+        found.filter(|one| one["check"] == "logged" && one["about"] == name).count()
+    };
+    assert_eq!(logged("configuration_warning"), 1);
+    served.configure("");
+    assert_eq!(reloaded(), (vec![], standing));
+    assert_eq!((logged("configuration_warning"), logged("configuration_warnings_stand")), (0, 1));
 }
 
 #[test]

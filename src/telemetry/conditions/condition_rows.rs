@@ -318,10 +318,16 @@ pub static CONDITIONS: &[LoggedCondition] = &[
         "revocations are too old: no session is admitted until they are read again",
         "revocation_unknown",
     ),
-    event("configuration_warning", "configuration", "keyward check prints the warning with its key"),
-    event(
+    ending_event(
+        "configuration_warning",
+        "configuration",
+        "configuration: warnings stand no longer",
+        "keyward check prints the warning with its key",
+    ),
+    ending_event(
         "configuration_warnings_stand",
         "configuration: warnings stand as before; keyward check prints them",
+        "configuration: warnings stand no longer",
         "keyward check prints them",
     ),
     checked("configuration_refused", "configuration not reloaded", "config_not_reloaded"),
@@ -553,7 +559,17 @@ const fn lasting(name: &'static str, message: &'static str, fix: &'static str) -
 }
 
 const fn event(name: &'static str, message: &'static str, fix: &'static str) -> LoggedCondition {
-    LoggedCondition { name, message, telling: ConditionTelling::Event { fix } }
+    LoggedCondition { name, message, telling: ConditionTelling::Event { end: None, fix } }
+}
+
+/// An event that is over as well with the record `end`.
+const fn ending_event(
+    name: &'static str,
+    message: &'static str,
+    end: &'static str,
+    fix: &'static str,
+) -> LoggedCondition {
+    LoggedCondition { name, message, telling: ConditionTelling::Event { end: Some(end), fix } }
 }
 
 const fn unasked(name: &'static str, message: &'static str, reason: &'static str) -> LoggedCondition {

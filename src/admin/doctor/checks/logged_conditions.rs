@@ -11,7 +11,7 @@ pub(super) fn check(standing: &[StandingCondition], findings: &mut DoctorFinding
     for condition in standing {
         let StandingCondition { row, is_error, .. } = condition;
         let (is_event, fix) = match row.telling {
-            ConditionTelling::Event { fix } => (true, fix),
+            ConditionTelling::Event { fix, .. } => (true, fix),
             ConditionTelling::Until { fix, .. } | ConditionTelling::Lasting { fix } => (false, fix),
             ConditionTelling::Check(_) | ConditionTelling::NoProcess { .. } => continue,
         };
