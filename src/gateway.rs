@@ -301,7 +301,7 @@ impl ClientConnection {
     /// number of ended streams.
     pub fn kick(&self, gateway: &Gateway) -> u64 {
         self.activity.kick();
-        gateway.active_streams.end_of_client(self, &Refusal::SHUTTING_DOWN)
+        gateway.active_streams.end_of_client(self, &Refusal::KICKED)
     }
 
     /// The connection's activity.
@@ -321,7 +321,7 @@ impl ClientConnection {
     #[must_use]
     pub fn authorization_end(&self, caller: &Caller) -> Option<(WallDeadline, Refusal)> {
         let proof = caller.expires_at.map(|at| (at, Refusal::INVALID_AUTH_TOKEN));
-        let welcome = self.expires_at.map(|at| (at, Refusal::SHUTTING_DOWN));
+        let welcome = self.expires_at.map(|at| (at, Refusal::CERTIFICATE_ENDED));
         proof.into_iter().chain(welcome).min_by_key(|(at, _)| at.end())
     }
 
@@ -332,7 +332,7 @@ impl ClientConnection {
     /// The connection is dismissed, or the caller's proof or the connection's certificate has ended.
     pub fn check_authorized(&self, caller: &Caller) -> Result<(), Refusal> {
         match self.authorization_end(caller) {
-            _ if self.is_dismissed() => Err(Refusal::SHUTTING_DOWN),
+            _ if self.is_dismissed() => Err(Refusal::CERTIFICATE_ENDED),
             Some((end, refusal)) if end.is_over() => Err(refusal),
             _ => Ok(()),
         }

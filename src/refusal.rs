@@ -163,6 +163,12 @@ impl Refusal {
     /// Keyward is draining.
     pub const SHUTTING_DOWN: Self =
         refusal(RefusalReason::Draining, Code::Unavailable, "etcdserver: server stopped");
+    /// The client's connection was told to end by `keyward kick`.
+    pub const KICKED: Self =
+        refusal(RefusalReason::Kicked, Code::Unavailable, "etcdserver: server stopped");
+    /// The certificate of the client's connection has ended, or is no longer trusted.
+    pub const CERTIFICATE_ENDED: Self =
+        refusal(RefusalReason::Certificate, Code::Unavailable, "etcdserver: server stopped");
     /// A panic in Keyward; the call may have been sent.
     pub const PANICKED: Self = refusal(RefusalReason::Internal, Code::Unavailable, "keyward: internal error");
     /// A call with an audit record, while the audit log cannot be written. Nothing was sent.
@@ -332,6 +338,12 @@ impl Refusal {
     pub fn of_patch(self) -> Self {
         let is_verdict = self.reason == RefusalReason::Member && self.code == Code::PermissionDenied;
         Self { reason: if is_verdict { RefusalReason::Patch } else { self.reason }, ..self }
+    }
+
+    /// The same status for the client, for another reason: one text of etcd stands for several causes.
+    #[must_use]
+    pub fn because(self, reason: RefusalReason) -> Self {
+        Self { reason, ..self }
     }
 
     /// The text, not yet percent-encoded.

@@ -200,6 +200,9 @@ pub enum OpenFailure {
     /// The session, or all sessions of its user, were revoked.
     #[error("revoked")]
     Revoked,
+    /// The session's user is blocked.
+    #[error("its user is blocked")]
+    Blocked,
     /// The revocations are unknown. A fault of Keyward, not of the client.
     #[error("the revocations are not known")]
     NotKnown,
@@ -503,8 +506,10 @@ impl SealerState {
         if session.issued_at < self.not_before {
             return Err(OpenFailure::TooOld);
         }
-        if self.revocations.as_ref().ok_or(OpenFailure::NotKnown)?.refuse(&session) {
-            return Err(OpenFailure::Revoked);
+        let revocations = self.revocations.as_ref().ok_or(OpenFailure::NotKnown)?;
+        if revocations.refuse(&session) {
+            let is_blocked = revocations.user_revocation(session.peer.user()).blocked;
+            return Err(if is_blocked { OpenFailure::Blocked } else { OpenFailure::Revoked });
         }
         key.count();
         Ok((session, index))
@@ -789,7 +794,9 @@ mod tests {
             assert!(changes.has_changed().unwrap(), "{change}");
             assert_eq!(sealer.is_valid(&session), stands, "{change}");
             let failed = failure(&sealer, token.expose().as_bytes());
-            assert_eq!(failed, (!stands).then_some(OpenFailure::Revoked), "{change}");
+            let is_block = matches!(change, RevocationChange::Block(_));
+            let why = if is_block { OpenFailure::Blocked } else { OpenFailure::Revoked };
+            assert_eq!(failed, (!stands).then_some(why), "{change}");
             changes.mark_unchanged();
             sealer.apply_revocations(Some(&Arc::new(Revocations::clone(&revoked))));
             assert!(!changes.has_changed().unwrap(), "the same again changes nothing");

@@ -101,7 +101,7 @@ impl Gateway {
         record: &AccessRecord,
     ) -> Result<Registration, Refusal> {
         if client.activity().is_kicked() {
-            return Err(Refusal::SHUTTING_DOWN);
+            return Err(Refusal::KICKED);
         }
         let generation = self.callers.generation(self, caller)?;
         let against = caller.needs_recheck.then(|| ProofBasis::now(self));

@@ -117,7 +117,7 @@ impl<'a> Call<'a> {
     /// The connection takes no calls any more, the memory budget is exhausted, or the header is malformed.
     pub fn admit(&mut self) -> Result<(), Refusal> {
         if self.client.is_dismissed() {
-            return Err(Refusal::SHUTTING_DOWN);
+            return Err(Refusal::CERTIFICATE_ENDED);
         }
         if !self.memory.get_mut().charge(REQUEST + header_bytes(self.headers)) {
             return Err(Refusal::TOO_MANY_REQUESTS);

@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::config::Identify;
 use crate::credentials::{LoginProof, TokenUseGuard};
-use crate::downstream::session::{OpenedSessions, PresentedToken, Sealer, Session};
+use crate::downstream::session::{OpenFailure, OpenedSessions, PresentedToken, Sealer, Session};
 use crate::downstream::verified_jwts::VerifiedJwts;
 use crate::gateway::access_log::AccessRecord;
 use crate::gateway::login::password_sources::LoginDenial;
@@ -39,7 +39,7 @@ use crate::members::membership::AuthSetting;
 use crate::policy::compiled::{ClaimedLogin, PolicySubject};
 use crate::policy::permit_set::PermitSet;
 use crate::published::Published;
-use crate::refusal::{Code, Refusal};
+use crate::refusal::{Code, Refusal, RefusalReason};
 use crate::rpc::method::Method;
 use crate::rpc::namespace::Namespace;
 use crate::secret::Secret;
@@ -262,7 +262,7 @@ impl CallerIdentification {
                 // A revocation may have arrived during the proof.
                 if !gateway.sealer.is_valid(&session) {
                     gateway.metrics.sessions_refused.inc();
-                    return Err(Refusal::INVALID_AUTH_TOKEN);
+                    return Err(recheck::invalid_session(gateway, &session));
                 }
                 proved
             }
@@ -361,7 +361,11 @@ impl CallerIdentification {
         let session = self.opened.open_after(&mut remembered.last_opened, token).map_err(|failure| {
             gateway.metrics.sessions_refused.inc();
             tracing::debug!(%failure, "a session token was refused");
-            if failure.is_ours() { Refusal::NOTHING_SENT } else { Refusal::INVALID_AUTH_TOKEN }
+            match failure {
+                failure if failure.is_ours() => Refusal::NOTHING_SENT,
+                OpenFailure::Blocked => Refusal::INVALID_AUTH_TOKEN.because(RefusalReason::Blocked),
+                _ => Refusal::INVALID_AUTH_TOKEN,
+            }
         })?;
         if !recheck::is_line_unchanged(gateway, &session) {
             gateway.metrics.sessions_refused.inc();

@@ -28,7 +28,7 @@ use crate::members::membership::{Member, MembershipHint};
 use crate::members::outage_state::Outage;
 use crate::pb::etcdserverpb::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use crate::policy::permit::Permit;
-use crate::refusal::{Code, Refusal, Status};
+use crate::refusal::{AnswerEnd, Code, Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::method::lookup;
 use crate::rpc::outcome::{StatusVerdict, is_outdated, verdict};
@@ -149,7 +149,7 @@ impl KeepAliveStream {
                     Ok(Some(answer)) => if client.say(encode(&answer)).await.is_err() {
                         return;
                     },
-                    Err(status) => return client.end(status),
+                    Err(end) => return client.end(end),
                 }
             }
         }
@@ -214,7 +214,7 @@ impl KeepAliveDriver {
     }
 
     /// Returns the answer for the client, if complete. An error ends the client's stream.
-    fn handle(&mut self, event: Option<ReopeningEvent<()>>) -> Result<Option<Bytes>, Status> {
+    fn handle(&mut self, event: Option<ReopeningEvent<()>>) -> Result<Option<Bytes>, AnswerEnd> {
         let step = match event {
             None => self.upstream.leave_member(),
             Some(ReopeningEvent::Opened) => {
@@ -230,7 +230,7 @@ impl KeepAliveDriver {
         self.reopen(step).map(|()| None)
     }
 
-    fn answered(&mut self, message: Bytes) -> Result<Option<Bytes>, Status> {
+    fn answered(&mut self, message: Bytes) -> Result<Option<Bytes>, AnswerEnd> {
         let Some(at) = self.upstream.open_stream() else { return Ok(None) };
         let zero = if at.member.traits().keepalive_false_zero { ZeroTtl::Confirm } else { ZeroTtl::Final };
         let answer = LeaseKeepAliveResponse::decode(message.clone()).ok();
@@ -266,13 +266,13 @@ impl KeepAliveDriver {
     }
 
     /// any → closed: unanswered requests are sent again, the first time at once.
-    fn reopen(&mut self, mut step: ReopenStep) -> Result<(), Status> {
+    fn reopen(&mut self, mut step: ReopenStep) -> Result<(), AnswerEnd> {
         self.pending.lost();
         if matches!(step, ReopenStep::Elsewhere(_)) {
             if self.pending.is_empty() {
                 step = ReopenStep::Now;
             } else if self.stuck_since.get_or_insert(self.waiting_since).elapsed() > PATIENCE {
-                step = ReopenStep::End(self.unanswered().status());
+                step = ReopenStep::End(self.unanswered().into());
             }
         }
         self.upstream.close(step)
@@ -307,10 +307,10 @@ impl KeepAliveDriver {
             return ReopenStep::Now;
         }
         match verdict {
-            _ if is_refused => ReopenStep::End(status.clone()),
+            _ if is_refused => ReopenStep::End(status.clone().into()),
             // etcd ended the stream with requests unanswered.
             StatusVerdict::Final if status.is_ok() => ReopenStep::Elsewhere(Some(member)),
-            StatusVerdict::Heal | StatusVerdict::Final => ReopenStep::End(status.clone()),
+            StatusVerdict::Heal | StatusVerdict::Final => ReopenStep::End(status.clone().into()),
             // The error concerns the member only; another member may do better.
             StatusVerdict::Elsewhere | StatusVerdict::Unclear => {
                 let hints = &self.upstream.route.upstream.members.hints;

@@ -34,7 +34,7 @@ use crate::members::membership::{AuthSetting, Member};
 use crate::pb::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::pb::v3electionpb::LeaderRequest;
 use crate::policy::permit::Permit;
-use crate::refusal::{Refusal, Status};
+use crate::refusal::{AnswerEnd, Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::method::{Method, lookup};
 use crate::rpc::namespace::Namespace;
@@ -152,9 +152,9 @@ impl ObserveStream {
                             let keep = share.hold_message(framed.len());
                             owed = Some((framed, keep));
                         }
-                        Err(status) => return client.end(status),
+                        Err(end) => return client.end(end),
                     },
-                    Err(status) => return client.end(status),
+                    Err(end) => return client.end(end),
                 },
             }
         }
@@ -172,11 +172,11 @@ fn poll_room(
 }
 
 /// The framed message for the client.
-fn shown(namespace: Option<&Namespace>, method: &Method, message: &Bytes) -> Result<Bytes, Status> {
+fn shown(namespace: Option<&Namespace>, method: &Method, message: &Bytes) -> Result<Bytes, AnswerEnd> {
     let spliced = namespace.map(|namespace| namespace.splice_answer(method, message)).transpose();
     match spliced {
         Ok(spliced) => Ok(spliced.flatten().unwrap_or_else(|| encode(message))),
-        Err(_) => Err(Refusal::UNREADABLE_ANSWER.status()),
+        Err(_) => Err(Refusal::UNREADABLE_ANSWER.into()),
     }
 }
 
@@ -194,7 +194,7 @@ impl ObserveDriver {
     }
 
     /// Returns a message for the client, if any. An error ends the client's stream.
-    fn handle(&mut self, event: ObserveEvent) -> Result<Option<Bytes>, Status> {
+    fn handle(&mut self, event: ObserveEvent) -> Result<Option<Bytes>, AnswerEnd> {
         let step = match event {
             ObserveEvent::LeaderRead(leader) => match self.compare_leader(leader) {
                 Some(member) => ReopenStep::Elsewhere(Some(member)),
@@ -237,7 +237,7 @@ impl ObserveDriver {
         None
     }
 
-    fn received(&mut self, message: Bytes) -> Result<Option<Bytes>, Status> {
+    fn received(&mut self, message: Bytes) -> Result<Option<Bytes>, AnswerEnd> {
         self.silent = 0;
         self.upstream.note_delivery();
         match self.leaders.told(&message) {
@@ -252,14 +252,14 @@ impl ObserveDriver {
             LeaderNews::Known => Ok(None),
             // Perhaps a restored cluster: the client must begin anew.
             LeaderNews::Older | LeaderNews::Unreadable => {
-                Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST.status())
+                Err(Refusal::REQUEST_TIMED_OUT_CONNECTION_LOST.into())
             }
         }
     }
 
     /// open → checking: a read tells the reason of the end. An explicit refusal takes the same path, since
     /// the read renews the refused credential.
-    fn ended(&mut self, status: Status) -> Result<(), Status> {
+    fn ended(&mut self, status: Status) -> Result<(), AnswerEnd> {
         let check = self.leader_check.take();
         let Some(at) = self.upstream.open_stream() else { return self.reopen(ReopenStep::Elsewhere(None)) };
         let (asked, member) = (at.judged(), Arc::clone(&at.member));
@@ -282,7 +282,7 @@ impl ObserveDriver {
             ElectionRead::Allowed(told, member) => {
                 self.silent += 1;
                 if self.silent >= SILENT {
-                    return ReopenStep::End(told);
+                    return ReopenStep::End(told.into());
                 }
                 // The first silent end is retried at the same member, with the credential renewed by the
                 // read. A member may refuse a user for another user's token: the member's own watch keeps the
@@ -293,7 +293,7 @@ impl ObserveDriver {
     }
 
     /// any → closed, or the end of the client's stream.
-    fn reopen(&mut self, step: ReopenStep) -> Result<(), Status> {
+    fn reopen(&mut self, step: ReopenStep) -> Result<(), AnswerEnd> {
         self.leader_check = None;
         self.upstream.close(step)
     }
@@ -330,9 +330,9 @@ async fn read_election(route: Rc<StreamRoute>, member: Arc<Member>, told: Status
     let first = first_in_queue(&route).encode_to_vec();
     ElectionRead::Failed(match ask(&route.upstream, &route.user, &member, RANGE, &first).await {
         Ok(_) => return ElectionRead::Allowed(told, member.id),
-        Err(ReadError::Refused(status)) if !is_trouble(&status) => ReopenStep::End(told),
+        Err(ReadError::Refused(status)) if !is_trouble(&status) => ReopenStep::End(told.into()),
         Err(ReadError::Login(failure)) if failure.is_refusal() => {
-            ReopenStep::End(Refusal::INVALID_AUTH_TOKEN.status())
+            ReopenStep::End(Refusal::INVALID_AUTH_TOKEN.into())
         }
         Err(_) => ReopenStep::Elsewhere(Some(member.id)),
     })

@@ -31,13 +31,15 @@ pub enum RefusalReason {
     Defragmentation,
     Suspect,
     Draining,
+    Kicked,
+    Certificate,
     Internal,
     Member,
 }
 
 impl RefusalReason {
     /// The names of all reasons, in the order of the variants.
-    pub const NAMES: [&str; 24] = [
+    pub const NAMES: [&str; 26] = [
         "token",
         "no_identity",
         "password",
@@ -60,6 +62,8 @@ impl RefusalReason {
         "defragmentation",
         "suspect",
         "draining",
+        "kicked",
+        "certificate",
         "internal",
         "member",
     ];

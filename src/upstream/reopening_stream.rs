@@ -23,7 +23,7 @@ use crate::members::choose::MemberTarget;
 use crate::members::cluster_outage::UpstreamLink;
 use crate::members::membership::{AuthSetting, Member, MembershipHint};
 use crate::policy::permit::Permit;
-use crate::refusal::{Refusal, Status};
+use crate::refusal::{AnswerEnd, Refusal, Status};
 use crate::rpc::frame::encode;
 use crate::rpc::method::Method;
 use crate::rpc::outcome::{JudgedCall, RevealedAuth, auth_state};
@@ -78,8 +78,8 @@ pub enum ReopenStep {
     Now,
     /// Open the next stream after the wait, if possible at another member than the one named.
     Elsewhere(Option<MemberId>),
-    /// End the client's stream with this status.
-    End(Status),
+    /// End the client's stream so.
+    End(AnswerEnd),
 }
 
 /// An event of a [`ReopeningStream`].
@@ -173,9 +173,7 @@ impl StreamRoute {
         let member = self.upstream.choose(target, tried).ok_or(ReopenStep::Elsewhere(None))?;
         match self.upstream.credential_for(&self.user, &member).await {
             Ok(credential) => Ok(Box::new(self.start(member, credential))),
-            Err(failure) if failure.is_refusal() => {
-                Err(ReopenStep::End(Refusal::INVALID_AUTH_TOKEN.status()))
-            }
+            Err(failure) if failure.is_refusal() => Err(ReopenStep::End(Refusal::INVALID_AUTH_TOKEN.into())),
             Err(_) => Err(ReopenStep::Elsewhere(Some(member.id))),
         }
     }
@@ -330,7 +328,7 @@ impl<C> ReopeningStream<C> {
     pub fn step_after(&mut self, end: &BidiEvent) -> ReopenStep {
         // A stream that served its client waits, as for a member: the certificate may be replaced.
         match self.route.refusal_of(self.target, end) {
-            Some(refusal) if !self.has_delivered => ReopenStep::End(refusal.status()),
+            Some(refusal) if !self.has_delivered => ReopenStep::End(refusal.into()),
             _ => self.leave_member(),
         }
     }
@@ -338,8 +336,8 @@ impl<C> ReopeningStream<C> {
     /// any → closed.
     ///
     /// # Errors
-    /// The status with which the client's stream ends.
-    pub fn close(&mut self, step: ReopenStep) -> Result<(), Status> {
+    /// The end of the client's stream.
+    pub fn close(&mut self, step: ReopenStep) -> Result<(), AnswerEnd> {
         self.state = ReopeningState::Closed;
         self.link.set_down();
         match step {
@@ -349,7 +347,7 @@ impl<C> ReopeningStream<C> {
                 self.losses += 1;
                 self.pause_after = self.losses;
             }
-            ReopenStep::End(status) => return Err(status),
+            ReopenStep::End(end) => return Err(end),
         }
         Ok(())
     }

@@ -48,21 +48,22 @@ impl WatchAccess {
         counted.map(drop).map_err(|_| permits.denying_rule(denial))
     }
 
-    /// True if the policy permits a watch that has begun, given as its WatchCreateRequest.
-    #[must_use]
-    pub fn permits_watch(&self, create: &[u8]) -> bool {
-        let Some(method) = self.method else { return false };
+    /// Decides again on a watch that has begun, given as its WatchCreateRequest.
+    ///
+    /// # Errors
+    /// The policy refuses the watch now: the rule.
+    pub fn permit_again(&self, create: &[u8]) -> Result<(), String> {
+        let Some(method) = self.method else { return Err(String::new()) };
         let permits = self.permits.now();
-        let Decision::Denied(denial) = permits.decide_watch(create) else { return true };
+        let Decision::Denied(denial) = permits.decide_watch(create) else { return Ok(()) };
         if let Some(observer) = &self.observer {
             observer(create, &permits, denial);
         }
         let part = DeniedPart::WatchCreate(create);
-        let is_permitted = self.denials.count(&permits, denial, method, part).is_ok();
-        if !is_permitted {
+        self.denials.count(&permits, denial, method, part).map(drop).map_err(|_| {
             self.denials.metrics.watches_ended.inc();
-        }
-        is_permitted
+            permits.denying_rule(denial)
+        })
     }
 
     /// True once after each change of the permissions. The task of `cx` is woken at the next change.

@@ -23,7 +23,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::identity::Revision;
-use crate::refusal::{Refusal, Status};
+use crate::refusal::Refusal;
 
 use self::inline_map::InlineMap;
 use super::cursor::WatchCursor;
@@ -230,13 +230,13 @@ pub enum WatchStreamEnd {
 }
 
 impl WatchStreamEnd {
-    /// The status for the client.
+    /// The refusal for the client.
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub fn refusal(&self) -> Refusal {
         match self {
-            Self::InvalidRequest => Refusal::not_canonical("not a WatchRequest").status(),
-            Self::RevisionTooLarge => Refusal::REVISION_TOO_LARGE.status(),
-            Self::Denied(_) => Refusal::INVALID_AUTH_TOKEN.status(),
+            Self::InvalidRequest => Refusal::not_canonical("not a WatchRequest"),
+            Self::RevisionTooLarge => Refusal::REVISION_TOO_LARGE,
+            Self::Denied(_) => Refusal::INVALID_AUTH_TOKEN,
         }
     }
 }

@@ -17,8 +17,8 @@ use crate::watch::limited_watches::{LimitedWatches, WatchPauses};
 /// Sees each request message of a client's Watch stream.
 pub type WatchRequestObserver = Box<dyn Fn(&[u8])>;
 
-/// Hears of each watch refused on a stream that goes on, with the rule or the limit.
-pub type RefusedWatchObserver = Box<dyn Fn(&Refusal, &str)>;
+/// Hears of each watch refused or ended on a stream that goes on, with the rule or the limit, if any.
+pub type RefusedWatchObserver = Box<dyn Fn(&Refusal, Option<&str>)>;
 
 /// A change of the rules for a stream's caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl WatchRequestGate {
     }
 
     fn denied(&self, message: Bytes, refusal: Refusal, rule: &str) -> HubInput {
-        (self.refused)(&refusal, rule);
+        (self.refused)(&refusal, Some(rule));
         HubInput::DeniedClient(message, refusal)
     }
 

@@ -5,6 +5,7 @@
 //! control reaches etcd and no other client waits; the client's departure ends the whole session; a client
 //! without any answer so far is refused when a limit leaves no room for an upstream connection.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::ops::ControlFlow;
@@ -29,7 +30,7 @@ use crate::downstream::watch_starts::{WatchStart, WatchStarts};
 use crate::identity::MemberId;
 use crate::members::choose::MemberTarget;
 use crate::members::cluster_outage::UpstreamLink;
-use crate::refusal::{Refusal, Status};
+use crate::refusal::Refusal;
 use crate::rpc::frame::{PREFIX, encode};
 use crate::rpc::header::{self, AnswerProgress};
 use crate::rpc::namespace::Namespace;
@@ -103,7 +104,7 @@ pub(super) struct RunningWatchSession {
     starts: BTreeMap<WatchKey, WatchStart>,
     /// Rotates the upstream stream polled first, so that a busy stream does not starve the others.
     turn: u32,
-    ended: Option<Box<Status>>,
+    ended: Option<Box<Refusal>>,
     /// Ready when a reason outside the stream ends the stream.
     limits: LocalBoxFuture<'static, Refusal>,
     /// True if `session.gate` has limits of the caller: an event of most streams does not touch the gate.
@@ -133,8 +134,8 @@ enum GatedEvent {
     Timer,
 }
 
-/// The end of a session: with a status for the client, or without a client.
-pub(super) type SessionEnd = Option<Status>;
+/// The end of a session: with a refusal for the client, or without a client.
+pub(super) type SessionEnd = Option<Refusal>;
 
 impl RunningWatchSession {
     pub(super) fn new(
@@ -179,8 +180,8 @@ impl RunningWatchSession {
     /// untaken, upstream is not read; streams being opened and the turns of resumed streams go on.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
         for _ in 0..IN_A_ROW {
-            if let Some(status) = self.ended.take() {
-                return Poll::Ready(Some(*status));
+            if let Some(refusal) = self.ended.take() {
+                return Poll::Ready(Some(*refusal));
             }
             if self.client.poll_gone(cx).is_ready() {
                 return Poll::Ready(None);
@@ -208,8 +209,8 @@ impl RunningWatchSession {
     /// Ends the stream: upstream first, then the client, if there is one.
     pub(super) fn close(&mut self, end: SessionEnd) {
         self.upstream.clear();
-        if let Some(status) = end {
-            self.client.end(status);
+        if let Some(refusal) = end {
+            self.client.end(refusal);
         }
     }
 
@@ -289,7 +290,7 @@ impl RunningWatchSession {
 
     fn gated_event(&mut self, event: GatedEvent, quiet: bool) -> ControlFlow<SessionEnd> {
         match event {
-            GatedEvent::Limit(refusal) => return ControlFlow::Break(Some(refusal.status())),
+            GatedEvent::Limit(refusal) => return ControlFlow::Break(Some(refusal)),
             GatedEvent::Change(RuleChange::Permissions) => self.end_denied(),
             GatedEvent::Change(RuleChange::Limits) => {
                 self.has_usage_limits = self.session.gate.follow_limits(self.hub.watch_count());
@@ -333,7 +334,7 @@ impl RunningWatchSession {
     /// write behind the stream waits until then.
     pub(super) fn take_first_requests(&mut self, start: &WatchStart) -> ControlFlow<SessionEnd> {
         if let Some(refusal) = (&mut self.limits).now_or_never() {
-            return ControlFlow::Break(Some(refusal.status()));
+            return ControlFlow::Break(Some(refusal));
         }
         while self.reads_requests
             && self.ended.is_none()
@@ -352,7 +353,7 @@ impl RunningWatchSession {
                 let floor = &self.session.route.floor;
                 self.hub.raise_shown_revision(floor.cluster(), floor.revision());
                 let Some(message) = self.in_namespace(message) else {
-                    return ControlFlow::Break(Some(WatchStreamEnd::InvalidRequest.status()));
+                    return ControlFlow::Break(Some(WatchStreamEnd::InvalidRequest.refusal()));
                 };
                 let newest = self.hub.newest();
                 let input = self.session.gate.input(message);
@@ -362,7 +363,7 @@ impl RunningWatchSession {
                 }
             }
             ClientRequestItem::End => self.reads_requests = false,
-            ClientRequestItem::Bad(refusal) => return ControlFlow::Break(Some(refusal.status())),
+            ClientRequestItem::Bad(refusal) => return ControlFlow::Break(Some(refusal)),
             ClientRequestItem::Gone => return ControlFlow::Break(None),
         }
         ControlFlow::Continue(())
@@ -416,7 +417,15 @@ impl RunningWatchSession {
     /// Ends the watches that the caller's changed permissions do not permit any more.
     fn end_denied(&mut self) {
         let Some(access) = self.session.gate.access.take() else { return };
-        self.step(|hub, now, outputs| hub.end_denied(now, |create| access.permits_watch(create), outputs));
+        let rules = RefCell::new(Vec::new());
+        let is_permitted = |create: &[u8]| {
+            let permitted = access.permit_again(create);
+            permitted.map_err(|rule| rules.borrow_mut().push(rule)).is_ok()
+        };
+        self.step(|hub, now, outputs| hub.end_denied(now, is_permitted, outputs));
+        for rule in rules.into_inner() {
+            (self.session.gate.refused)(&Refusal::PERMISSION_DENIED, Some(&rule));
+        }
         self.session.gate.access = Some(access);
     }
 
@@ -468,7 +477,7 @@ impl RunningWatchSession {
                 let keep = self.session.route.share.hold_message(framed.len());
                 self.client.send(framed, keep);
             }
-            HubOutput::End(end) => self.end(end.status()),
+            HubOutput::End(end) => self.end(end.refusal()),
         }
     }
 
@@ -482,10 +491,10 @@ impl RunningWatchSession {
         }
     }
 
-    fn end(&mut self, status: Status) {
+    fn end(&mut self, refusal: Refusal) {
         // A client that does not read its end of stream must not hold upstream resources.
         self.upstream.clear();
-        self.ended = Some(Box::new(status));
+        self.ended = Some(Box::new(refusal));
     }
 
     fn state_of(&mut self, stream: UpstreamStreamId) -> Option<&mut UpstreamStreamState> {
@@ -555,7 +564,7 @@ impl RunningWatchSession {
         let WatchRoute { stream, home, .. } = &self.session.route;
         let refusal = stream.refusal_of(MemberTarget::Home(*home), end);
         match refusal.filter(|_| !self.has_replied) {
-            Some(refusal) => self.end(refusal.status()),
+            Some(refusal) => self.end(refusal),
             None => return false,
         }
         true

@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use keyward::admin::view::ViewTopic;
+use keyward::downstream::session::{RevocationChange, Revocations};
+use keyward::gateway::shard_questions::{KickTarget, ShardQuestion};
 use keyward::members::membership::AuthSetting;
 use keyward::pb::etcdserverpb::AuthenticateRequest;
-use keyward::refusal::Code;
+use keyward::refusal::{Code, RefusalReason};
 use keyward::tasks::Tasks;
 use keyward::telemetry;
 use keyward::telemetry::access_settings::RecordedCalls;
@@ -19,8 +21,9 @@ use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::member::Member;
-use crate::rig::{Keyward, log_in, paused};
-use crate::words::{PUT, RANGE, WATCH, put, range, ranged, watch};
+use crate::revocations::decide;
+use crate::rig::{Keyward, log_in, paused, renewing, watching};
+use crate::words::{PUT, RANGE, WATCH, create_of, created, put, range, ranged, watch};
 
 /// What was logged on this thread.
 #[derive(Clone, Default)]
@@ -154,6 +157,82 @@ fn a_record_says_who_refused_the_call_or_the_watch_and_by_which_rule_or_limit() 
         let rows = keyward.shown(ViewTopic::Clients).await;
         assert_eq!((&rows[0]["failed"], &rows[0]["last_error_by"]), (&4.into(), &"limit".into()));
     });
+}
+
+/// The fields of an access record, and the number of its lines.
+fn access_lines(log: &Log, texts: &[&str]) -> usize {
+    log.count(|line| line.contains("keyward::access") && texts.iter().all(|text| line.contains(text)))
+}
+
+/// A client is told the same for several causes: `etcdserver: server stopped`, `invalid auth token`. The records tell them apart.
+#[test]
+fn a_stream_that_keyward_ends_has_the_cause_in_its_record_and_in_the_metric() {
+    paused(async {
+        for cause in ["draining", "kicked", "blocked", "token"] {
+            let member = Rc::new(Member::new(1, &Tasks::default()));
+            let keyward = Keyward::with_auth(&[&member]);
+            keyward.metrics.refusals.name_reasons(RefusalReason::NAMES);
+            let log = Log::default();
+            let _listening = log.listen();
+            let client = keyward.logged_in("alice").await;
+            let (watching, _watched) = watching(&client, &member).await;
+            let (renewing, _renewed) = renewing(&client, &member).await;
+            let known = Revocations::default();
+            match cause {
+                "draining" => keyward.drain(Duration::from_secs(5)),
+                "kicked" => {
+                    let target = KickTarget::Named("password:alice".into());
+                    let ask = |answer| ShardQuestion::Kick(target.clone(), answer);
+                    let kicked = keyward.admin().viewer.questions.ask(ask).await;
+                    assert!(kicked.is_ok(), "every shard answers");
+                }
+                "blocked" => drop(decide(&keyward, &known, &RevocationChange::Block("alice".into()))),
+                _ => drop(decide(&keyward, &known, &RevocationChange::Revoke("alice".into()))),
+            }
+            let ends = [watching.finish().await, renewing.finish().await].map(|outcome| outcome.end);
+            assert_eq!(ends[0].told(), ends[1].told(), "{cause}");
+            crate::rig::settled().await;
+            let by = format!("refused_by={cause:?}");
+            for method in ["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"] {
+                assert_eq!(access_lines(&log, &[method, &by]), 1, "{cause} {method}: {log:?}");
+            }
+            assert_eq!(access_lines(&log, &["refused_by"]), 2, "{cause}: {log:?}");
+            assert_eq!(refused(&keyward, cause), 2, "{cause}");
+        }
+    });
+}
+
+#[test]
+fn a_watch_that_a_changed_policy_ends_leaves_a_record_with_the_rule() {
+    paused(async {
+        let folder = policy_folder("[[binding]]\npeer = 'password:alice'\nroles = ['reader']\n");
+        let member = Rc::new(Member::new(1, &Tasks::default()));
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", ENFORCED);
+        let log = Log::default();
+        let _listening = log.listen();
+        let alice = keyward.logged_in("alice").await;
+        let mut stream = alice.open(WATCH).await.expect("open");
+        stream.say(&watch("/a/1", 1)).await;
+        let mut call = member.called(WATCH).await;
+        let create = create_of(&call.messages.next().await.expect("a create")).expect("a create");
+        call.say(&created(create.watch_id, 4)).await.expect("taken");
+        stream.next().await.expect("Created");
+        keyward.metrics.refusals.name_reasons(RefusalReason::NAMES);
+        std::fs::write(folder.path().join("policy.toml"), "").expect("written");
+        keyward.publish_rules(folder.path(), "", ENFORCED);
+        stream.next().await.expect("the end of the watch");
+        let fields = ["watch refused", r#"refused_by="policy" rule="no_role: watch""#];
+        assert_eq!(access_lines(&log, &fields), 1, "{log:?}");
+        assert_eq!(refused(&keyward, "policy"), 1);
+        let rows = keyward.shown(ViewTopic::Clients).await;
+        assert_eq!((&rows[0]["failed"], &rows[0]["last_error_by"]), (&1.into(), &"policy".into()));
+    });
+}
+
+/// The calls that Keyward refused for this reason.
+fn refused(keyward: &Keyward, reason: &str) -> u64 {
+    let at = RefusalReason::NAMES.iter().position(|name| *name == reason).expect("a reason");
+    keyward.metrics.refusals.counts()[at]
 }
 
 #[test]

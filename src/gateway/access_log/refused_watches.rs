@@ -1,4 +1,4 @@
-//! The access records of watches refused on a stream that goes on.
+//! The access records of watches refused, or ended, on a stream that goes on.
 //!
 //! Owns: counting and logging such a watch as a failed call. Must not know: why a watch is refused.
 //! Invariant: the records are limited by rate, as those of refused calls.
@@ -17,7 +17,7 @@ use crate::telemetry::access_settings::CallOutcome;
 
 impl AccessRecord {
     /// Counts each watch refused on the call's stream, which goes on, and logs the watch as a failed call.
-    pub fn refused_watches(&self) -> impl Fn(&Refusal, &str) + use<> {
+    pub fn refused_watches(&self) -> impl Fn(&Refusal, Option<&str>) + use<> {
         let (sinks, origin, method) = (Rc::clone(&self.sinks), Rc::clone(&self.origin), self.method);
         let user = self.user.take();
         self.user.set(user.clone());
@@ -28,7 +28,7 @@ impl AccessRecord {
                 code: refusal.code(),
                 at: Instant::now(),
                 refused_by: Some(refusal.reason().name()),
-                rule: Some(cut_name(rule).into()),
+                rule: rule.map(|rule| cut_name(rule).into()),
             });
             let log = &sinks.log;
             let chosen_by =
@@ -44,8 +44,8 @@ impl AccessRecord {
                 user = user.as_ref().map(UserName::as_str),
                 reason = refusal.message(),
                 refused_by = refusal.reason().name(),
-                rule = (!is_limit).then(|| cut_name(rule)),
-                limit = is_limit.then(|| cut_name(rule)),
+                rule = rule.filter(|_| !is_limit).map(cut_name),
+                limit = rule.filter(|_| is_limit).map(cut_name),
                 listener = &*origin.listener,
                 remote = origin.remote_text.as_ref().map(tracing::field::display),
                 user_agent = origin.user_agent(),

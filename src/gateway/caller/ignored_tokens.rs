@@ -49,7 +49,11 @@ impl CallerIdentification {
             Ok(_session) => false,
             // A revoked session, or an undecided session, is refused as with auth on.
             Err(
-                OpenFailure::Revoked | OpenFailure::TooOld | OpenFailure::NotKnown | OpenFailure::NotPinned,
+                OpenFailure::Revoked
+                | OpenFailure::Blocked
+                | OpenFailure::TooOld
+                | OpenFailure::NotKnown
+                | OpenFailure::NotPinned,
             ) => false,
             Err(
                 OpenFailure::NotOurs

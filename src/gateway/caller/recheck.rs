@@ -24,7 +24,7 @@ use crate::identity::Peer;
 use crate::members::membership::AuthSetting;
 use crate::policy::permit_set::{Decision, PermitSet};
 use crate::policy::shadow_register::DeniedPart;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, RefusalReason};
 use crate::upstream::send::UpstreamUser;
 use crate::users::UserLineMark;
 
@@ -68,7 +68,7 @@ impl CallerIdentification {
     ) -> Result<Rc<Caller>, Refusal> {
         let ActiveStream { client, caller, generation, .. } = stream;
         if client.is_dismissed() {
-            return Err(Refusal::SHUTTING_DOWN);
+            return Err(Refusal::CERTIFICATE_ENDED);
         }
         let identities = self.identities.load();
         let evidence = grounds.evidence.clone();
@@ -77,12 +77,12 @@ impl CallerIdentification {
         let standing = match &evidence {
             CallerEvidence::Session(session) => {
                 if !gateway.sealer.is_valid(session) {
-                    return Err(Refusal::INVALID_AUTH_TOKEN);
+                    return Err(invalid_session(gateway, session));
                 }
                 // etcd may decide about the user again, and the client may log in there. The status makes the
                 // client come back with a token to be judged afresh.
                 if !is_line_unchanged(gateway, session) || has_left_the_file(gateway, &grounds) {
-                    return Err(Refusal::SHUTTING_DOWN);
+                    return Err(Refusal::SHUTTING_DOWN.because(RefusalReason::Token));
                 }
                 of_session(gateway, &identities, client, grounds, session)
             }
@@ -208,6 +208,15 @@ fn grounds_now(
         }
     };
     Ok((grounds, way))
+}
+
+/// The refusal of a session that is not valid any more. A client of a blocked user is told the same as one of
+/// a revoked session, and the records tell the two apart.
+pub(super) fn invalid_session(gateway: &Gateway, session: &Session) -> Refusal {
+    match gateway.sealer.admit_login(session.peer.user()) {
+        Err(LoginInadmissible::Blocked) => Refusal::INVALID_AUTH_TOKEN.because(RefusalReason::Blocked),
+        Ok(_) | Err(LoginInadmissible::NotKnown) => Refusal::INVALID_AUTH_TOKEN,
+    }
 }
 
 /// False if the session was proved by a line of the users file and the line is gone or changed, so the
