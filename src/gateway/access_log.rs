@@ -340,7 +340,7 @@ impl AccessRecord {
     /// The time of a call that took `took`, without the time for which Keyward held its refusal back: such a
     /// call is not slow. A refused login is held until a time that tells nothing of the password.
     fn busy_time(&mut self, took: Duration) -> Duration {
-        if self.refused == Some(RefusalReason::Password) {
+        if matches!(self.refused, Some(RefusalReason::Password | RefusalReason::Blocked)) {
             return Duration::ZERO;
         }
         self.rare.get_mut().as_ref().map_or(took, |rare| took.saturating_sub(rare.held))

@@ -17,6 +17,7 @@ use keyward::tasks::Tasks;
 use keyward::telemetry;
 use keyward::telemetry::access_settings::RecordedCalls;
 use keyward::telemetry::rest_metrics::RestLabels;
+use keyward::telemetry::single_label::one;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -226,6 +227,34 @@ fn a_watch_that_a_changed_policy_ends_leaves_a_record_with_the_rule() {
         assert_eq!(refused(&keyward, "policy"), 1);
         let rows = keyward.shown(ViewTopic::Clients).await;
         assert_eq!((&rows[0]["failed"], &rows[0]["last_error_by"]), (&1.into(), &"policy".into()));
+    });
+}
+
+/// The client is told what it would be told of a wrong password, and only an operator is told the difference.
+#[test]
+fn a_blocked_users_login_is_told_apart_from_a_wrong_password() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        keyward.metrics.refusals.name_reasons(RefusalReason::NAMES);
+        let log = Log::default();
+        let _listening = log.listen();
+        decide(&keyward, &Revocations::default(), &RevocationChange::Block("carol".into()));
+        let client = keyward.client().await;
+        let told = async |name: &str| {
+            let login = AuthenticateRequest { name: name.into(), password: "wrong".into() };
+            client.call("/etcdserverpb.Auth/Authenticate", login.encode_to_vec()).await.end
+        };
+        assert_eq!(told("carol").await.told(), told("alice").await.told());
+        for (user, by) in [("carol", "blocked"), ("alice", "password")] {
+            let (peer, by_field) = (format!("peer=\"password:{user}\""), format!("refused_by={by:?}"));
+            assert_eq!(access_lines(&log, &[&peer, &by_field]), 1, "{user}: {log:?}");
+            assert_eq!(refused(&keyward, by), 1, "{user}");
+        }
+        let logins = |result| keyward.metrics.logins.get_or_create(&one("result", result)).get();
+        assert_eq!((logins("blocked"), logins("refused")), (1, 1));
+        let rows = keyward.shown(ViewTopic::Clients).await;
+        assert_eq!(rows[0]["last_error_by"], "password");
     });
 }
 

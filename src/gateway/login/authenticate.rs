@@ -27,7 +27,7 @@ use crate::gateway::retries::PATIENCE;
 use crate::gateway::{ClientConnection, Gateway};
 use crate::identity::UserName;
 use crate::pb::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, ResponseHeader};
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, RefusalReason};
 use crate::rpc::{canonical, frame, method::Method};
 use crate::secret::Secret;
 
@@ -72,7 +72,7 @@ async fn authenticate(call: &Call<'_>, body: RequestBody) -> Result<Bytes, Refus
     };
     let proof = prove(gateway, client, peer.user(), &password, generation);
     let checked = timeout(PATIENCE, proof).await.map_err(|_| Refusal::REQUEST_TIMED_OUT)?;
-    let (proved, generation) = checked.map_err(refusal)?;
+    let (proved, generation) = checked?;
     if gateway.sealer.admit_login(peer.user()).is_err() {
         return Err(Refusal::NOTHING_SENT);
     }
@@ -120,10 +120,10 @@ async fn prove(
     user: &UserName,
     password: &Secret<String>,
     generation: Option<u64>,
-) -> Result<(LoginProof, u64), LoginDenial> {
+) -> Result<(LoginProof, u64), Refusal> {
     let from = client.origin.remote.map(|remote| remote.ip());
     if let Some(generation) = generation {
-        let proved = gateway.logins.check(user, password, from).await?;
+        let proved = gateway.logins.check(user, password, from).await.map_err(refusal)?;
         if gateway.sealer.admit_login(user) != Err(LoginInadmissible::Blocked) {
             return Ok((proved, generation));
         }
@@ -131,7 +131,11 @@ async fn prove(
     if gateway.log_limiter.may_log() {
         tracing::info!(%user, "login of a blocked user refused");
     }
-    Err(gateway.logins.refuse(user, password, from).await)
+    // The client is told what it would be told of a wrong password; the records tell the two apart.
+    let told = gateway.logins.refuse(user, password, from).await;
+    let is_judged = matches!(told, LoginDenial::Refused(_));
+    let refusal = refusal(told);
+    Err(if is_judged { refusal.because(RefusalReason::Blocked) } else { refusal })
 }
 
 /// Bytes to be wiped on drop, if no other handle shares the buffer. A body received in a single piece is part

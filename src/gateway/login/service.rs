@@ -148,7 +148,7 @@ impl LoginService {
     }
 
     /// Refuses a login of a blocked user without asking any source. The answer, its delay and the counting
-    /// are the same as for a wrong password.
+    /// for the limits are the same as for a wrong password.
     ///
     /// Cancel-safe, as [`LoginService::check`].
     pub async fn refuse(
@@ -181,7 +181,7 @@ impl LoginService {
                 break result;
             }
         };
-        self.metrics.logins.get_or_create(&one("result", result.label())).inc();
+        self.metrics.logins.get_or_create(&one("result", result.label(purpose))).inc();
         if result.verdict == Err(LoginDenial::Limited) {
             sleep_until(begun + LIMITED_ANSWER).await;
         }
@@ -526,8 +526,9 @@ fn attempt_outcome(verdict: Result<LoginProof, LoginDenial>) -> AttemptOutcome {
 
 impl LoginResult {
     /// The `result` label in the metrics.
-    fn label(self) -> &'static str {
+    fn label(self, purpose: PasswordCheckPurpose) -> &'static str {
         match (self.verdict, self.effort) {
+            (Err(LoginDenial::Refused(_)), _) if purpose.refused_by() == RefusedBy::Blocklist => "blocked",
             (Ok(LoginProof::Nothing), _) => "unproved",
             (Ok(_), LoginEffort::Ask) => "accepted",
             (Ok(_), LoginEffort::Recall) => "remembered",
