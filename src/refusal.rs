@@ -164,8 +164,7 @@ impl Refusal {
     pub const SHUTTING_DOWN: Self =
         refusal(RefusalReason::Draining, Code::Unavailable, "etcdserver: server stopped");
     /// The client's connection was told to end by `keyward kick`.
-    pub const KICKED: Self =
-        refusal(RefusalReason::Kicked, Code::Unavailable, "etcdserver: server stopped");
+    pub const KICKED: Self = refusal(RefusalReason::Kicked, Code::Unavailable, "etcdserver: server stopped");
     /// The certificate of the client's connection has ended, or is no longer trusted.
     pub const CERTIFICATE_ENDED: Self =
         refusal(RefusalReason::Certificate, Code::Unavailable, "etcdserver: server stopped");
@@ -300,6 +299,17 @@ impl Refusal {
     #[must_use]
     pub fn told(status: &Status) -> Self {
         Self { code: status.code, message: status.message.clone(), reason: RefusalReason::Member }
+    }
+
+    /// A member's refusal of a watch, in etcd's `cancel_reason`. A reason without a code, such as a duplicate watch
+    /// id, has the code Unknown, as a Go error without a code.
+    #[must_use]
+    pub fn of_cancel_reason(reason: &[u8]) -> Self {
+        let reason = String::from_utf8_lossy(reason);
+        let parts = reason.strip_prefix("rpc error: code = ").and_then(|rest| rest.split_once(" desc = "));
+        let (code, message) = parts.unwrap_or((Code::Unknown.name(), &reason));
+        let code = Code::ALL.into_iter().find(|known| known.name() == code).unwrap_or(Code::Unknown);
+        Self::with_text(RefusalReason::Member, code, message.to_owned())
     }
 
     /// A JSON document that is not the request of its route. `fault` holds no value of the document.
@@ -657,6 +667,16 @@ mod tests {
         for refusal in [Refusal::SHUTTING_DOWN, Refusal::PANICKED, Refusal::REQUEST_TIMED_OUT] {
             assert!(!matches!(refusal.code(), Code::Canceled | Code::DeadlineExceeded), "{refusal}");
             assert_ne!(refusal.message(), Refusal::NOTHING_SENT.message());
+        }
+    }
+
+    #[test]
+    fn a_cancel_reason_of_a_member_is_read_with_its_code() {
+        let denied = Refusal::PERMISSION_DENIED.status();
+        let read = Refusal::of_cancel_reason(denied.cancel_reason().as_bytes());
+        assert_eq!((read.status(), read.reason()), (denied, RefusalReason::Member));
+        for odd in ["mvcc: duplicate watch ID", "rpc error: code = Nothing desc = x", "\u{fffd}", ""] {
+            assert_eq!(Refusal::of_cancel_reason(odd.as_bytes()).code(), Code::Unknown, "{odd}");
         }
     }
 

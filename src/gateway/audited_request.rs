@@ -33,7 +33,7 @@ use crate::rpc::method::{Effect, Handler, Method};
 use crate::rpc::namespace::lease_ids::RequestLease;
 use crate::upstream::answer::MemberReply;
 use crate::watch::access::DeniedWatchObserver;
-use crate::watch::request_gate::WatchRequestObserver;
+use crate::watch::request_gate::{RefusedWatchRecorder, WatchRequestObserver};
 
 /// After this time a waiting Lock or Campaign leaves a record of its begin. Most take what is free, and their
 /// end is the one record.
@@ -202,6 +202,13 @@ pub fn open_watch_observer(call: &Call<'_>, caller: &Caller) -> Option<DeniedWat
         let verdict = PolicyVerdict { permits: Rc::clone(permits), decided: Err(denial) };
         facts.write_open_watch(&log, create, &verdict);
     }))
+}
+
+/// Records each watch that a member refuses, or a limit, as configured.
+pub fn refused_watch_recorder(call: &Call<'_>, caller: &Caller) -> Option<RefusedWatchRecorder> {
+    let log = log_of_stream(call, AuditEvent::Watch)?;
+    let facts = lasting_facts(call, caller);
+    Some(Box::new(move |watch| facts.write_refused_watch(&log, watch)))
 }
 
 /// Records the first renewal of a keepalive stream, and the first one denied by each policy, as configured.

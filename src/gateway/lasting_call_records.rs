@@ -1,5 +1,5 @@
 //! The audit records made while a call lasts: the begin of a watch, of a keepalive stream and of a call that
-//! waits, and the policy's denials on them.
+//! waits, and the denials and refusals on them.
 //!
 //! Owns: the choice of the event, and how often a stream leaves a record. Must not know: the record at the
 //! end of a call. Invariants: a stream leaves one record for its begin, and one for each policy that denies
@@ -19,13 +19,16 @@ use crate::gateway::connection_origin::ConnectionOrigin;
 use crate::identity::UserName;
 use crate::lease::renewal_permission::RenewalDecision;
 use crate::policy::permit_set::PermitSet;
-use crate::refusal::Code;
+use crate::refusal::{Code, RefusalReason};
 use crate::rpc::method::Method;
 use crate::rpc::touch::Action;
 use crate::telemetry::limiter::PeerRecordLimiter;
+use crate::watch::request_gate::{RefusedWatch, RefusedWatchRequest};
 
 /// The name of the event.
 const BEGIN: &str = "begin";
+/// The name of the event.
+const WATCH_CREATE: &str = "watch_create";
 /// The name of the event.
 const REFUSAL: &str = "refusal";
 
@@ -46,6 +49,7 @@ struct RecordedPart<'a> {
     lease: Option<i64>,
     verdict: Option<&'a PolicyVerdict>,
     received: usize,
+    refused: Option<&'a RefusedWatch<'a>>,
 }
 
 /// The records of a keepalive stream.
@@ -65,7 +69,7 @@ impl LastingCallFacts {
     pub(super) fn write_watch(&self, log: &AuditLog, message: &[u8], verdict: Option<&PolicyVerdict>) {
         let is_denied = verdict.is_some_and(|verdict| verdict.decided.is_err());
         let event = match (log.has(AuditEvent::Watch), is_denied && log.has(AuditEvent::Refusal)) {
-            (true, _) => "watch_create",
+            (true, _) => WATCH_CREATE,
             (false, true) => REFUSAL,
             (false, false) => return,
         };
@@ -75,19 +79,47 @@ impl LastingCallFacts {
         if is_limited {
             ranges.shorten();
         }
-        let part = RecordedPart { event, ranges: &ranges, lease: None, verdict, received: message.len() };
+        let part = RecordedPart {
+            event,
+            ranges: &ranges,
+            lease: None,
+            verdict,
+            received: message.len(),
+            refused: None,
+        };
         if !ranges.is_empty() {
             self.write(log, &part, is_limited);
         }
     }
 
+    /// Records a watch refused by a member or by a limit. A record of its own follows the one of the create,
+    /// which was made before anything was sent.
+    pub(super) fn write_refused_watch(&self, log: &AuditLog, watch: &RefusedWatch<'_>) {
+        let event = if log.has(AuditEvent::Refusal) { REFUSAL } else { WATCH_CREATE };
+        let (mut ranges, received) = match watch.asked {
+            RefusedWatchRequest::Message(message) => (touched(self.method, message).0, message.len()),
+            RefusedWatchRequest::Create(create) => (touched_by_watch(create), create.len()),
+        };
+        ranges.shorten();
+        let refused = Some(watch);
+        let part = RecordedPart { event, ranges: &ranges, lease: None, verdict: None, received, refused };
+        self.write(log, &part, true);
+    }
+
     /// Records that a changed policy denies an open watch, given as its WatchCreateRequest.
     pub(super) fn write_open_watch(&self, log: &AuditLog, create: &[u8], verdict: &PolicyVerdict) {
-        let event = if log.has(AuditEvent::Refusal) { REFUSAL } else { "watch_create" };
+        let event = if log.has(AuditEvent::Refusal) { REFUSAL } else { WATCH_CREATE };
         let mut ranges = touched_by_watch(create);
         ranges.shorten();
         let verdict = Some(verdict);
-        let part = RecordedPart { event, ranges: &ranges, lease: None, verdict, received: create.len() };
+        let part = RecordedPart {
+            event,
+            ranges: &ranges,
+            lease: None,
+            verdict,
+            received: create.len(),
+            refused: None,
+        };
         self.write(log, &part, true);
     }
 
@@ -96,7 +128,14 @@ impl LastingCallFacts {
         let (mut ranges, lease) = touched(self.method, message);
         ranges.shorten();
         let verdict = Some(verdict);
-        let part = RecordedPart { event: REFUSAL, ranges: &ranges, lease, verdict, received: message.len() };
+        let part = RecordedPart {
+            event: REFUSAL,
+            ranges: &ranges,
+            lease,
+            verdict,
+            received: message.len(),
+            refused: None,
+        };
         self.write(log, &part, true);
     }
 
@@ -114,7 +153,7 @@ impl LastingCallFacts {
         }
         let event = if is_refusal_only { REFUSAL } else { BEGIN };
         let CallAudit { ranges, lease, received, .. } = &*audit;
-        let part = RecordedPart { event, ranges, lease: *lease, verdict, received: *received };
+        let part = RecordedPart { event, ranges, lease: *lease, verdict, received: *received, refused: None };
         self.write(log, &part, is_refusal_only);
     }
 
@@ -125,13 +164,18 @@ impl LastingCallFacts {
         }
         let lease = part.lease.map(lease_text);
         let verdict = part.verdict.map(PolicyVerdict::texts);
-        let is_refused = verdict.as_ref().is_some_and(|verdict| verdict.verdict == "refused");
+        let is_denied = verdict.as_ref().is_some_and(|verdict| verdict.verdict == "refused");
+        let policy = is_denied.then_some((Code::PermissionDenied, "policy"));
+        let refused = part.refused.map(|watch| (watch.refusal.code(), watch.refusal.reason().name()));
+        let refused = policy.or(refused);
+        // A member was asked.
+        let is_of_member = part.refused.is_some_and(|watch| watch.refusal.reason() == RefusalReason::Member);
         let record = CallAuditRecord {
             time: Timestamp::now(),
             event: part.event,
             method: self.method.path,
-            code: if is_refused { Code::PermissionDenied } else { Code::Ok }.name(),
-            refused: is_refused,
+            code: refused.map_or(Code::Ok, |(code, _)| code).name(),
+            refused: refused.is_some() && !is_of_member,
             peer,
             user: self.user.as_ref().map(UserName::as_str),
             remote: self.origin.remote_text.as_deref(),
@@ -142,15 +186,15 @@ impl LastingCallFacts {
             lease: lease.as_deref(),
             revision: None,
             member: None,
-            attempts: 0,
+            attempts: u32::from(is_of_member),
             micros: 0,
             received: part.received as u64,
             sent: 0,
             policy_generation: verdict.as_ref().map(|verdict| &*verdict.generation),
             verdict: verdict.as_ref().map(|verdict| verdict.verdict),
             rule: verdict.as_ref().and_then(|verdict| verdict.rule.as_deref()),
-            limit: None,
-            refused_by: is_refused.then_some("policy"),
+            limit: part.refused.and_then(|watch| watch.limit),
+            refused_by: refused.map(|(_, by)| by),
             user_agent: self.user_agent.as_deref(),
         };
         let record = record.with_ranges(part.ranges);
@@ -209,7 +253,8 @@ impl RenewalRecords {
             ranges.shorten();
         }
         let verdict = Some(&verdict).filter(|verdict| verdict.is_of_policy());
-        let part = RecordedPart { event, ranges: &ranges, lease: Some(lease), verdict, received: 0 };
+        let part =
+            RecordedPart { event, ranges: &ranges, lease: Some(lease), verdict, received: 0, refused: None };
         self.facts.write(&self.log, &part, event == REFUSAL);
     }
 }

@@ -106,6 +106,7 @@ pub fn watch(
             limits: call.record.live_usage(),
             observer: audited_request::watch_observer(call, caller, registration.permits()),
             refused: Box::new(call.record.refused_watches()),
+            recorder: audited_request::refused_watch_recorder(call, caller),
         }),
     };
     let shared = SharedWatchSession::new(session, timing, body, replies);

@@ -79,8 +79,7 @@ const SETTLED: Duration = Duration::from_secs(30);
 /// Maximum number of client requests in the queue before the driver should stop reading requests.
 const MAX_PENDING: usize = 1024;
 
-/// Maximum total size in bytes of the requests taken in while some are still unanswered. Far above the size
-/// of usual keys.
+/// Maximum bytes of the requests taken in while some are unanswered. Far above the size of usual keys.
 const MAX_PENDING_BYTES: usize = 4 << 20;
 
 /// An upstream Watch stream. Assigned by the hub, never reused.
@@ -212,6 +211,8 @@ pub enum HubOutput {
         /// The watch's key, readable by every client with permission to watch the key.
         key: Bytes,
     },
+    /// A watch, by its WatchCreateRequest, is refused, or ends for want of permission. For the records alone.
+    Refused(Bytes, Refusal),
     /// A WatchResponse message for the client.
     Emit(Bytes),
     /// End the client's stream, and every upstream stream. No output follows.

@@ -20,6 +20,28 @@ pub type WatchRequestObserver = Box<dyn Fn(&[u8])>;
 /// Hears of each watch refused or ended on a stream that goes on, with the rule or the limit, if any.
 pub type RefusedWatchObserver = Box<dyn Fn(&Refusal, Option<&str>)>;
 
+/// A refused watch, for the audit log.
+pub struct RefusedWatch<'w> {
+    /// The request message, or the create, as the hub has it.
+    pub asked: RefusedWatchRequest<'w>,
+    /// The refusal.
+    pub refusal: &'w Refusal,
+    /// The limit that refused the watch.
+    pub limit: Option<&'w str>,
+}
+
+/// The bytes of a refused watch.
+#[derive(Clone, Copy)]
+pub enum RefusedWatchRequest<'w> {
+    /// A WatchRequest.
+    Message(&'w [u8]),
+    /// A WatchCreateRequest.
+    Create(&'w [u8]),
+}
+
+/// Records the watches that no request observer has seen refused: by a member, or by a limit.
+pub type RefusedWatchRecorder = Box<dyn Fn(&RefusedWatch<'_>)>;
+
 /// A change of the rules for a stream's caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleChange {
@@ -41,6 +63,8 @@ pub struct WatchRequestGate {
     pub observer: Option<WatchRequestObserver>,
     /// The observer of refused watches.
     pub refused: RefusedWatchObserver,
+    /// The recorder of refused watches, if any.
+    pub recorder: Option<RefusedWatchRecorder>,
 }
 
 impl WatchRequestGate {
@@ -52,7 +76,10 @@ impl WatchRequestGate {
             _ => Ok(()),
         };
         if let Err(exceeded) = taken {
-            return self.denied(message, Refusal::TOO_MANY_REQUESTS, &exceeded.to_string());
+            let limit = exceeded.to_string();
+            let asked = RefusedWatchRequest::Message(&message);
+            self.record(&RefusedWatch { asked, refusal: &Refusal::TOO_MANY_REQUESTS, limit: Some(&limit) });
+            return self.denied(message, Refusal::TOO_MANY_REQUESTS, &limit);
         }
         if let Some(observer) = &self.observer {
             observer(&message);
@@ -99,6 +126,18 @@ impl WatchRequestGate {
     fn denied(&self, message: Bytes, refusal: Refusal, rule: &str) -> HubInput {
         (self.refused)(&refusal, Some(rule));
         HubInput::DeniedClient(message, refusal)
+    }
+
+    /// Tells of a watch, given as its WatchCreateRequest, that a member refused, or that no member can be asked for.
+    pub fn note_refused(&self, create: &[u8], refusal: &Refusal) {
+        (self.refused)(refusal, None);
+        self.record(&RefusedWatch { asked: RefusedWatchRequest::Create(create), refusal, limit: None });
+    }
+
+    fn record(&self, watch: &RefusedWatch<'_>) {
+        if let Some(recorder) = &self.recorder {
+            recorder(watch);
+        }
     }
 
     /// The pauses of the stream now.

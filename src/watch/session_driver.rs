@@ -468,6 +468,7 @@ impl RunningWatchSession {
                 Some(UpstreamStreamState::Feed(_) | UpstreamStreamState::Opening(_)) | None => {}
             },
             HubOutput::Check { watch, stream, key } => self.check(watch, stream, key),
+            HubOutput::Refused(create, refusal) => self.session.gate.note_refused(&create, &refusal),
             HubOutput::Emit(message) => {
                 if let Some(revision) = header::revision_of(&message) {
                     self.note_reply(revision);

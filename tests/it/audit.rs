@@ -22,7 +22,7 @@ use crate::client::Client;
 use crate::log_records::Log;
 use crate::member::Member;
 use crate::rig::{Keyward, log_in, paused, real};
-use crate::words::{PUT, RANGE, WATCH, create_of, created, put, range, ranged, was_put, watch};
+use crate::words::{PUT, RANGE, WATCH, create_of, created, put, range, ranged, refused, was_put, watch};
 
 const LOCK: &str = "/v3lockpb.Lock/Lock";
 const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
@@ -244,6 +244,51 @@ fn a_refused_read_and_a_refused_watch_leave_their_keys_though_only_refusals_have
         }
         drop((client, stream));
         assert_all_valid(&audited.ended().await.0);
+    });
+}
+
+/// The record of the create is made before anything is sent; one of its own tells of the refusal.
+#[test]
+fn a_watch_refused_by_a_member_or_by_a_limit_leaves_a_record_of_the_refusal() {
+    paused(async {
+        for (events, event) in [
+            ("['refusals']", "refusal"),
+            ("['watches', 'refusals']", "refusal"),
+            ("['watches']", "watch_create"),
+        ] {
+            let lines = format!("events = {events}\n[policy.peer_limits]\nwatches = 1\n");
+            let audited = Audited::new(AuthSetting::On, &lines);
+            let client = audited.keyward.logged_in("alice").await;
+            let mut stream = client.open(WATCH).await.expect("open");
+            stream.say(&watch("/a/1", 1)).await;
+            let mut call = audited.member.called(WATCH).await;
+            call.messages.next().await.expect("a create");
+            stream.say(&watch("/a/2", 1)).await;
+            crate::rig::settled().await;
+            call.say(&refused("rpc error: code = PermissionDenied desc = etcdserver: permission denied"))
+                .await
+                .expect("taken");
+            stream.next().await.expect("the refusal of the member");
+            stream.next().await.expect("the refusal by the limit");
+            drop((stream, client));
+            let (all, _) = audited.ended().await;
+            assert_all_valid(&all);
+            for (by, key, code, is_refused, attempts) in [
+                ("limit", "/a/2", "ResourceExhausted", true, 0),
+                ("etcd", "/a/1", "PermissionDenied", false, 1),
+            ] {
+                let of: Vec<_> = all.iter().filter(|record| record["refused_by"] == by).collect();
+                let [record] = &of[..] else { panic!("{by}: {all:#?}") };
+                assert_eq!((&record["event"], &record["code"]), (&event.into(), &code.into()), "{events}");
+                assert_eq!(record["ranges"][0]["key"], key);
+                assert_eq!(
+                    (&record["peer"], &record["attempts"]),
+                    (&"password:alice".into(), &attempts.into())
+                );
+                assert_eq!(record["refused"] == true, is_refused, "{record}");
+                assert_eq!(record["limit"] == "peer watches", by == "limit", "{record}");
+            }
+        }
     });
 }
 

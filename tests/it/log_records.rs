@@ -24,7 +24,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use crate::member::Member;
 use crate::revocations::decide;
 use crate::rig::{Keyward, log_in, paused, renewing, watching};
-use crate::words::{PUT, RANGE, WATCH, create_of, created, put, range, ranged, watch};
+use crate::words::{
+    PUT, RANGE, WATCH, create_of, created, put, range, ranged, refused as refused_watch, watch, watched,
+};
 
 /// What was logged on this thread.
 #[derive(Clone, Default)]
@@ -229,6 +231,40 @@ fn a_watch_that_a_changed_policy_ends_leaves_a_record_with_the_rule() {
         assert_eq!((&rows[0]["failed"], &rows[0]["last_error_by"]), (&1.into(), &"policy".into()));
     });
 }
+
+/// The policy has no part in it: the member's own cancel of the create is the refusal.
+#[test]
+fn a_watch_that_etcds_roles_refuse_leaves_a_record_and_counts_as_failed() {
+    paused(async {
+        let member = Rc::new(Member::new(1, &Tasks::default()));
+        let keyward = Keyward::with_auth(&[&member]);
+        keyward.metrics.refusals.name_reasons(RefusalReason::NAMES);
+        let log = Log::default();
+        let _listening = log.listen();
+        let alice = keyward.logged_in("alice").await;
+        let mut stream = alice.open(WATCH).await.expect("open");
+        stream.say(&watch("/a/1", 1)).await;
+        let mut call = member.called(WATCH).await;
+        call.messages.next().await.expect("a create");
+        call.say(&refused_watch(ROLE_DENIES)).await.expect("taken");
+        let told = watched(&stream.next().await.expect("the refusal"));
+        assert_eq!((told.canceled, &*told.cancel_reason), (true, ROLE_DENIES), "as the member said it");
+        let fields = [
+            "watch refused",
+            r#"code="PermissionDenied""#,
+            r#"reason="etcdserver: permission denied""#,
+            r#"refused_by="etcd""#,
+        ];
+        assert_eq!(access_lines(&log, &fields), 1, "{log:?}");
+        assert_eq!(access_lines(&log, &["watch refused", "rule="]), 0, "no rule of Keyward's: {log:?}");
+        assert_eq!(refused(&keyward, "member"), 1);
+        let rows = keyward.shown(ViewTopic::Clients).await;
+        assert_eq!((&rows[0]["failed"], &rows[0]["last_error_by"]), (&1.into(), &"etcd".into()));
+        assert_eq!(rows[0]["last_error"], "PermissionDenied");
+    });
+}
+
+const ROLE_DENIES: &str = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
 
 /// The client is told what it would be told of a wrong password, and only an operator is told the difference.
 #[test]

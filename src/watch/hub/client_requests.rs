@@ -15,7 +15,7 @@ use super::{
     WatchStreamEnd, watch_messages,
 };
 use crate::identity::{ClusterId, Revision};
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, RefusalReason};
 
 /// etcd's reason for a duplicate id (`mvcc.ErrWatcherDuplicateID`).
 const DUPLICATE: &str = "mvcc: duplicate watch ID provided on the WatchStream";
@@ -247,6 +247,8 @@ impl Hub {
         let revision = if from_now { header.revision } else { header.revision.max(self.cluster_view.shown) };
         created.header = Some(header.with_revision(revision));
         if asked != 0 && self.client_ids.contains_key(&asked) {
+            let noted = Refusal::of_cancel_reason(DUPLICATE.as_bytes()).because(RefusalReason::Malformed);
+            self.note_refused(key, noted);
             self.withdraw(key);
             created.watch_id = NO_WATCH;
             created.canceled = true;

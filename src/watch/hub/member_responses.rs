@@ -15,6 +15,7 @@ use super::{
     StreamCredential, StreamRequirement, UnansweredCreate, UpstreamStreamId, WatchKey, WatchPlacement,
     WatchResponseHeader, WatchStreamEnd, WatchTraits,
 };
+use crate::refusal::{Refusal, RefusalReason};
 
 impl Hub {
     pub(super) fn upstream(
@@ -132,6 +133,9 @@ impl Hub {
             watch.refusal = Some(Box::new(refusal));
             self.unassign(key, StreamRequirement { newer_than: id, credential: StreamCredential::Fresh });
         } else {
+            if refusal.compact_revision == 0 {
+                self.note_refused(key, Refusal::of_cancel_reason(&refusal.cancel_reason));
+            }
             self.refuse(key, refusal);
         }
     }
@@ -149,7 +153,10 @@ impl Hub {
         if spoiling {
             let place = std::mem::replace(&mut watch.place, WatchPlacement::Parked);
             self.forget_upstream(&place);
-            return self.refuse(key, HubWatch::refused_start(header));
+            let refusal = HubWatch::refused_start(header);
+            let noted = Refusal::of_cancel_reason(&refusal.cancel_reason).because(RefusalReason::Malformed);
+            self.note_refused(key, noted);
+            return self.refuse(key, refusal);
         }
         watch.refusal = None;
         let known = match watch.id {

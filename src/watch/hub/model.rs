@@ -414,6 +414,7 @@ impl World {
                 self.counts.doubts += 1;
                 self.checks.push((watch, stream));
             }
+            HubOutput::Refused(..) => {}
             HubOutput::Emit(message) => self.seen(&message),
             HubOutput::End(end) => panic!("ended: {end:?}"),
         }

@@ -14,6 +14,7 @@ use super::{
     UnansweredCreate, UpstreamStreamId, WatchCursor, WatchKey, WatchPlacement, WatchRegistration,
     WatchResponseHeader, WatchStreamEnd, WatchTraits, watch_messages,
 };
+use crate::refusal::Refusal;
 use crate::watch::watch_messages::OpenEnd;
 
 /// A start revision never reached by any cluster: the member has no history to scan for the watch.
@@ -379,6 +380,7 @@ impl Hub {
         for key in self.on_stream(stream) {
             let known = self.cluster_view.header.read();
             let Some(watch) = self.watches.get_mut(&key) else { continue };
+            let is_of_member = watch.refusal.is_some();
             let refusal = match (watch.refusal.take(), known) {
                 (Some(refusal), _) => *refusal,
                 (None, Some(header)) => SplicedWatchResponse {
@@ -391,9 +393,22 @@ impl Hub {
                 },
                 (None, None) => return Err(WatchStreamEnd::Denied(reason.to_owned())),
             };
+            let noted = match is_of_member {
+                true => Refusal::of_cancel_reason(&refusal.cancel_reason),
+                false => Refusal::INVALID_AUTH_TOKEN,
+            };
+            self.note_refused(key, noted);
             self.refuse(key, refusal);
         }
         Ok(())
+    }
+
+    /// Tells the records of a refused watch.
+    pub(super) fn note_refused(&mut self, key: WatchKey, refusal: Refusal) {
+        if let Some(watch) = self.watches.get(&key) {
+            let create = Bytes::copy_from_slice(watch.create.kept());
+            self.out.push(HubOutput::Refused(create, refusal));
+        }
     }
 
     /// Refuses a watch for good. The client is told in the create's turn, or at once if the Created was told

@@ -13,6 +13,7 @@ use super::{
 use crate::identity::Revision;
 use crate::pb::etcdserverpb::watch_request::RequestUnion;
 use crate::pb::{etcdserverpb as pb, mvccpb};
+use crate::refusal::{Code, RefusalReason};
 
 const NEW: WatchTraits = WatchTraits {
     progress_trusted: true,
@@ -58,6 +59,8 @@ struct Bench {
     cluster: u64,
     /// Outputs of the last input, not yet checked.
     out: Vec<HubOutput>,
+    /// What the last input told the records.
+    refused: Vec<(Code, RefusalReason)>,
 }
 
 impl Bench {
@@ -67,7 +70,13 @@ impl Bench {
             idle_progress: Some(Duration::from_secs(40)),
             progress_grace: Duration::from_secs(1),
         };
-        Self { hub: Hub { limits: &SMALL_LIMITS, ..Hub::new(now, timing) }, now, cluster: 7, out: Vec::new() }
+        Self {
+            hub: Hub { limits: &SMALL_LIMITS, ..Hub::new(now, timing) },
+            now,
+            cluster: 7,
+            out: Vec::new(),
+            refused: Vec::new(),
+        }
     }
 
     /// A bench with a live watch, id 0 downstream and 1 upstream, from revision 5 on, on stream 1.
@@ -83,6 +92,15 @@ impl Bench {
     fn input(&mut self, input: HubInput) {
         assert!(self.out.is_empty(), "not looked at: {:?}", self.out);
         self.hub.handle(self.now, input, &mut self.out);
+        self.refused.clear();
+        let refused = &mut self.refused;
+        self.out.retain(|output| match output {
+            HubOutput::Refused(_, refusal) => {
+                refused.push((refusal.code(), refusal.reason()));
+                false
+            }
+            _ => true,
+        });
     }
 
     fn ask(&mut self, request: RequestUnion) {

@@ -130,6 +130,7 @@ fn a_negative_start_never_reaches_a_member_that_would_let_it_in() {
         let told = bench.next_emitted();
         assert_eq!((told.watch_id, told.created, told.canceled), (-1, true, true));
         assert_eq!(told.cancel_reason, "etcdserver: mvcc: required revision has been compacted");
+        assert_eq!(bench.refused, [(Code::Unknown, RefusalReason::Malformed)]);
         assert_eq!((told.compact_revision, header_revision(&told)), (0, 20));
         assert!(matches!(bench.only(), HubOutput::Close { .. }), "nothing else is said, up or down");
     }
@@ -260,6 +261,7 @@ fn a_duplicate_id_is_refused_as_etcd_does() {
     let told = bench.emitted();
     assert_eq!((told.watch_id, told.created, told.canceled), (-1, true, true));
     assert_eq!(told.cancel_reason, DUPLICATE);
+    assert_eq!(bench.refused, [(Code::Unknown, RefusalReason::Malformed)]);
     // The first watch goes on; after a cancel the id is free.
     bench.up(1, events(2, 8, &[8]));
     assert_eq!(bench.emitted().watch_id, 9);
@@ -310,6 +312,8 @@ fn a_second_refusal_is_the_truth_and_told_once() {
         let told = bench.next_emitted();
         assert_eq!((told.created, told.canceled), (true, true));
         assert_eq!(told.cancel_reason, reason);
+        let code = if traits == NEW { Code::Unauthenticated } else { Code::PermissionDenied };
+        assert_eq!(bench.refused, [(code, RefusalReason::Member)]);
         assert_eq!(told.watch_id, if traits == OLD { 77 } else { -1 }, "as that version says it");
         assert!(matches!(bench.only(), HubOutput::Close { stream: UpstreamStreamId(2) }));
     }
@@ -322,6 +326,7 @@ fn a_real_denial_is_told_at_once() {
     bench.out.clear();
     bench.up(1, refused(-1, DENIED));
     assert_eq!(bench.emitted().cancel_reason, DENIED);
+    assert_eq!(bench.refused, [(Code::PermissionDenied, RefusalReason::Member)]);
 }
 
 #[test]
@@ -349,6 +354,7 @@ fn without_any_credential_the_first_refusal_is_told() {
     bench.out.clear();
     bench.lose(2, StreamLoss::Denied("wrong password".into()));
     assert_eq!(bench.emitted().cancel_reason, BAD_TOKEN);
+    assert_eq!(bench.refused, [(Code::Unauthenticated, RefusalReason::Member)]);
 }
 
 #[test]
