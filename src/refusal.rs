@@ -18,7 +18,7 @@ use std::fmt;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, utf8_percent_encode};
 
-pub use self::refusal_reason::{AnswerEnd, RefusalReason};
+pub use self::refusal_reason::{AnswerEnd, RefusalCause, RefusalReason};
 
 /// The header or trailer with the status code.
 pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");

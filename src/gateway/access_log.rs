@@ -29,7 +29,7 @@ use crate::gateway::hot_prefixes::HotPrefixes;
 use crate::gateway::slow_calls::{SlowCall, SlowCalls, SlowParts};
 use crate::identity::{MemberId, UserName};
 use crate::members::membership::Member;
-use crate::refusal::{AnswerEnd, Code, Refusal, RefusalReason, Status};
+use crate::refusal::{AnswerEnd, Code, Refusal, RefusalCause, RefusalReason, Status};
 use crate::rpc::method::{Handler, Lane, Method, StreamingSides};
 use crate::rpc::trace_id::{TRACEPARENT, TRACESTATE, TraceId, TraceParent};
 use crate::telemetry::access_settings::{AccessLogSettings, CallOutcome, RecordedCalls, SampleCounter};
@@ -374,9 +374,12 @@ impl AccessRecord {
         if self.code.is_some() {
             return;
         }
-        if let Some(reason) = end.refused {
+        if let Some(RefusalCause { reason, rule }) = end.refused {
             self.sinks.metrics.refusals.count(reason as usize);
             self.refused = Some(reason);
+            if let Some(rule) = rule {
+                self.note_rule(rule.into());
+            }
         }
         self.ended_with(end.status);
     }

@@ -16,7 +16,7 @@ use crate::credentials::TokenUseGuard;
 use crate::downstream::client_replies::{ClientReply, ReplyReceiver, TakenGuard};
 use crate::gateway::active_streams::Registration;
 use crate::io::http2_body::Http2Body;
-use crate::refusal::{Refusal, RefusalReason, Status};
+use crate::refusal::{Refusal, RefusalCause, Status};
 use crate::rpc::frame::MessageBorder;
 use crate::upstream::answer::OnLoss;
 use crate::upstream::member_connection::InFlight;
@@ -57,8 +57,8 @@ pub(super) struct ReplyContents {
 pub(super) enum ReplyPiece {
     /// Bytes of messages, framed.
     Data(Bytes),
-    /// The trailers, and the reason if Keyward refuses.
-    End(HeaderMap, Option<RefusalReason>),
+    /// The trailers, and the cause if Keyward refuses.
+    End(HeaderMap, Option<RefusalCause>),
     /// No more pieces.
     Nothing,
 }
@@ -197,10 +197,11 @@ impl ReplyContents {
     }
 
     fn end_refused(&mut self, refusal: &Refusal) -> Poll<ReplyPiece> {
-        self.end_with(refusal.trailers(), Some(refusal.reason()))
+        let cause = RefusalCause { reason: refusal.reason(), rule: None };
+        self.end_with(refusal.trailers(), Some(cause))
     }
 
-    fn end_with(&mut self, trailers: HeaderMap, refused: Option<RefusalReason>) -> Poll<ReplyPiece> {
+    fn end_with(&mut self, trailers: HeaderMap, refused: Option<RefusalCause>) -> Poll<ReplyPiece> {
         self.rest = ReplyRest::Nothing;
         Poll::Ready(ReplyPiece::End(trailers, refused))
     }

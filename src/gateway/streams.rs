@@ -5,6 +5,7 @@
 //! resumed. Invariants: the credential is kept alive exactly as long as the stream; no stream outlives its
 //! client's proof.
 
+use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -163,6 +164,7 @@ pub fn keep_alive(
             permits,
             denials: denials(call),
             observer,
+            enforced_rule: RefCell::default(),
         }),
         namespace: caller.namespace().map(|namespace| RenewalNamespace {
             namespace: Arc::clone(namespace),

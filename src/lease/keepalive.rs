@@ -132,7 +132,7 @@ impl KeepAliveStream {
                         match permissions.admit(method, lease, message, Instant::now()) {
                             Ok(Some(message)) => running.asked(message),
                             Ok(None) => {}
-                            Err(refusal) => return client.end(refusal),
+                            Err(refusal) => return client.end(permissions.end(refusal)),
                         }
                     }
                     ClientRequestItem::End => running.half_closed = true,
@@ -141,7 +141,7 @@ impl KeepAliveStream {
                 },
                 judged = permissions.next(), if permissions.is_asking() => {
                     if let Err(refusal) = running.judged(judged) {
-                        return client.end(refusal);
+                        return client.end(permissions.end(refusal));
                     }
                 }
                 event = running.event() => match running.handle(event) {

@@ -7,6 +7,7 @@
 //! renewal goes upstream before its lease was proved within `PROVED_FOR`; a patched cluster without such a
 //! policy is asked no question; proofs under other permissions do not count.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ use crate::policy::live_permits::LivePermits;
 use crate::policy::permit::Permit;
 use crate::policy::permit_set::{Decision, Denial, PermitSet};
 use crate::policy::shadow_register::{DeniedPart, StreamDenials};
-use crate::refusal::Refusal;
+use crate::refusal::{AnswerEnd, Refusal, RefusalReason};
 use crate::rpc::method::Method;
 use crate::rpc::touch::Action;
 use crate::rpc::txn_permissions::KeyAccess;
@@ -59,6 +60,8 @@ pub struct RenewalAccess {
     pub denials: StreamDenials,
     /// The observer of decisions, if any.
     pub observer: Option<RenewalObserver>,
+    /// The rule of the last denial that is enforced.
+    pub enforced_rule: RefCell<Option<Box<str>>>,
 }
 
 /// The proofs of one stream.
@@ -107,7 +110,8 @@ impl RenewalAccess {
             Decision::Denied(denial) => {
                 self.observe(lease, &[], &permits, Err(denial));
                 let part = DeniedPart::Message(message);
-                self.denials.count(&permits, denial, method, part).map(|_| None)
+                let counted = self.denials.count(&permits, denial, method, part);
+                counted.map(|_| None).inspect_err(|_| self.note_rule(&permits, denial))
             }
             Decision::NeedsLeaseKeys(permit, _) => Ok(Some((permits, permit))),
         }
@@ -128,13 +132,18 @@ impl RenewalAccess {
             Decision::Denied(denial) => {
                 self.observe(lease, keys, permits, Err(denial));
                 let part = DeniedPart::KeysOfLease(Action::Write, keys);
-                self.denials.count(permits, denial, method, part).map(drop)
+                let counted = self.denials.count(permits, denial, method, part).map(drop);
+                counted.inspect_err(|_| self.note_rule(permits, denial))
             }
             Decision::Allowed(_) | Decision::NeedsLeaseKeys(..) => {
                 self.observe(lease, keys, permits, Ok(permit.grant()));
                 Ok(())
             }
         }
+    }
+
+    fn note_rule(&self, permits: &PermitSet, denial: Denial) {
+        self.enforced_rule.replace(Some(permits.denying_rule(denial).into()));
     }
 
     fn observe(
@@ -204,6 +213,14 @@ impl RenewalPermissions {
         };
         self.question = Some(RenewalQuestion { lease, message, verdict: verdict.boxed_local() });
         Ok(None)
+    }
+
+    /// The end of a stream whose renewal is refused, with the rule if the policy refuses.
+    #[must_use]
+    pub fn end(&self, refusal: Refusal) -> AnswerEnd {
+        let is_of_policy = refusal.reason() == RefusalReason::Policy;
+        let access = self.access.as_ref().filter(|_| is_of_policy);
+        AnswerEnd::by_rule(refusal, access.and_then(|access| access.enforced_rule.take()))
     }
 
     /// True if a renewal waits for etcd's verdict.

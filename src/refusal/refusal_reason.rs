@@ -85,8 +85,26 @@ impl RefusalReason {
 pub struct AnswerEnd {
     /// The status for the client.
     pub status: Status,
-    /// The reason of Keyward's refusal; `None` for a success, and for a member's status.
-    pub refused: Option<RefusalReason>,
+    /// Keyward's refusal; `None` for a success, and for a member's status.
+    pub refused: Option<RefusalCause>,
+}
+
+/// Why Keyward refused a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefusalCause {
+    /// The reason.
+    pub reason: RefusalReason,
+    /// The rule of the policy, if the end of the call tells the rule.
+    pub rule: Option<Box<str>>,
+}
+
+impl AnswerEnd {
+    /// The refusal by a rule of the policy. The client is not told the rule.
+    #[must_use]
+    pub fn by_rule(refusal: Refusal, rule: Option<Box<str>>) -> Self {
+        let reason = refusal.reason;
+        Self { status: refusal.status(), refused: Some(RefusalCause { reason, rule }) }
+    }
 }
 
 impl From<Status> for AnswerEnd {
@@ -97,6 +115,6 @@ impl From<Status> for AnswerEnd {
 
 impl From<Refusal> for AnswerEnd {
     fn from(Refusal { code, message, reason }: Refusal) -> Self {
-        Self { status: Status { code, message }, refused: Some(reason) }
+        Self { status: Status { code, message }, refused: Some(RefusalCause { reason, rule: None }) }
     }
 }

@@ -25,7 +25,8 @@ use crate::member::Member;
 use crate::revocations::decide;
 use crate::rig::{Keyward, log_in, paused, renewing, watching};
 use crate::words::{
-    PUT, RANGE, WATCH, create_of, created, put, range, ranged, refused as refused_watch, watch, watched,
+    KEEP_ALIVE, PUT, RANGE, WATCH, create_of, created, put, range, ranged, refused as refused_watch, renew,
+    watch, watched,
 };
 
 /// What was logged on this thread.
@@ -291,6 +292,25 @@ fn a_blocked_users_login_is_told_apart_from_a_wrong_password() {
         assert_eq!((logins("blocked"), logins("refused")), (1, 1));
         let rows = keyward.shown(ViewTopic::Clients).await;
         assert_eq!(rows[0]["last_error_by"], "password");
+    });
+}
+
+#[test]
+fn a_refused_renewal_names_the_rule() {
+    paused(async {
+        let folder = policy_folder("[[binding]]\npeer = 'password:alice'\nroles = ['reader']\n");
+        let member = Rc::new(Member::new(1, &Tasks::default()));
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", ENFORCED);
+        let log = Log::default();
+        let _listening = log.listen();
+        let alice = keyward.logged_in("alice").await;
+        let mut stream = alice.open(KEEP_ALIVE).await.expect("open");
+        stream.say(&renew(7)).await;
+        assert_eq!(stream.next().await.expect_err("refused").code(), Some(Code::PermissionDenied));
+        let fields = ["LeaseKeepAlive", r#"refused_by="policy" rule="no_grant: lease""#];
+        assert_eq!(access_lines(&log, &fields), 1, "{log:?}");
+        let rows = keyward.shown(ViewTopic::Clients).await;
+        assert_eq!(rows[0]["last_error_rule"], "no_grant: lease");
     });
 }
 
