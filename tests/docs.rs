@@ -345,6 +345,7 @@ fn the_operators_guide_lists_the_checks_that_doctor_makes() {
         "checks/rule_reach.rs",
         "checks/endpoints.rs",
         "checks/store_differences.rs",
+        "checks/member_readiness.rs",
     ];
     let code = files.map(|file| read(format!("src/admin/doctor/{file}"))).concat();
     let code = code.split_whitespace().collect::<Vec<_>>().join(" ");

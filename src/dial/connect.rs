@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -69,6 +70,15 @@ pub enum ConnectError {
         /// The endpoint.
         endpoint: Endpoint,
         /// The exceeded limit.
+        limit: Duration,
+    },
+    /// The address took the connection, and no TLS handshake followed in time: the member's process hangs.
+    /// The operating system takes connections for a process that is stopped.
+    #[error("TCP connects to {endpoint}, and TLS is not answered within {limit:?}: its process hangs")]
+    HandshakeTimedOut {
+        /// The endpoint.
+        endpoint: Endpoint,
+        /// The exceeded limit, which counts from the begin of the connect.
         limit: Duration,
     },
     /// `limits.certificate_connections` connections are open, and all are in use.
@@ -201,13 +211,25 @@ impl Connector {
         endpoint: &Endpoint,
         at: Option<IpAddr>,
     ) -> Result<ByteStream, ConnectError> {
-        match tokio::time::timeout(self.limit, self.open(endpoint, at)).await {
-            Ok(opened) => opened,
-            Err(_) => Err(ConnectError::TimedOut { endpoint: endpoint.clone(), limit: self.limit }),
-        }
+        let has_connected = AtomicBool::new(false);
+        let opening = self.open(endpoint, at, &has_connected);
+        let Ok(opened) = tokio::time::timeout(self.limit, opening).await else {
+            let (endpoint, limit) = (endpoint.clone(), self.limit);
+            return Err(match has_connected.into_inner() {
+                true => ConnectError::HandshakeTimedOut { endpoint, limit },
+                false => ConnectError::TimedOut { endpoint, limit },
+            });
+        };
+        opened
     }
 
-    async fn open(&self, endpoint: &Endpoint, at: Option<IpAddr>) -> Result<ByteStream, ConnectError> {
+    /// Connects without a time limit. `has_connected` tells how far a connect came that is given up.
+    async fn open(
+        &self,
+        endpoint: &Endpoint,
+        at: Option<IpAddr>,
+        has_connected: &AtomicBool,
+    ) -> Result<ByteStream, ConnectError> {
         let failed = |error: io::Error| ConnectError::Failed {
             endpoint: endpoint.clone(),
             reason: error.to_string().into(),
@@ -217,6 +239,7 @@ impl Connector {
             Some(at) => (self.dial)(&Endpoint { host: at.to_string(), ..endpoint.clone() }),
         };
         let stream = dialled.await.map_err(failed)?;
+        has_connected.store(true, Ordering::Relaxed);
         if endpoint.scheme == Scheme::Http {
             return Ok(stream);
         }
@@ -265,4 +288,32 @@ async fn dial_tcp(endpoint: Endpoint, names: NameResolver) -> io::Result<ByteStr
         }
     }
     Err(failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_takes_no_handshake_hangs_and_one_without_tcp_does_not() {
+        let tls = || {
+            let config = ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty());
+            Some(Arc::new(config.with_no_client_auth()))
+        };
+        let endpoint = Endpoint { scheme: Scheme::Https, host: "m1".into(), port: 2379 };
+        let limit = Duration::from_secs(2);
+        let deaf: Dial = Arc::new(|_| {
+            Box::pin(async {
+                let (ours, theirs) = tokio::io::duplex(1 << 16);
+                std::mem::forget(theirs);
+                Ok(Box::new(ours) as ByteStream)
+            })
+        });
+        let hung = Connector::over(deaf, tls(), limit).connect(&endpoint).await.err();
+        assert!(matches!(hung, Some(ConnectError::HandshakeTimedOut { .. })), "{hung:?}");
+        assert!(hung.is_some_and(|error| error.to_string().contains("TCP connects to https://m1:2379")));
+        let silent: Dial = Arc::new(|_| Box::pin(std::future::pending()));
+        let silent = Connector::over(silent, tls(), limit).connect(&endpoint).await.err();
+        assert!(matches!(silent, Some(ConnectError::TimedOut { .. })), "{silent:?}");
+    }
 }

@@ -195,7 +195,9 @@ pub enum AddressFault {
     /// A connection, but no TLS session: the certificate is for a different name, from an unknown authority
     /// or expired, or the member rejected Keyward's certificate.
     Tls,
-    /// A connection, but no answer in time, or the connection broke.
+    /// A connection, but no answer in time: the process hangs.
+    Hung,
+    /// The connection broke, or the member is starting or stopping.
     NoAnswer,
     /// An answer, but the probing user learned neither the member id nor the leader.
     Unidentified,

@@ -81,6 +81,8 @@ pub struct VersionTraits {
     /// evaluates the ranges at the Txn's top level; where one of them fails, the other members apply the Txn
     /// and the answering member does not.
     pub applies_txns_alike: bool,
+    /// True: Status is told to every user. False: to every caller, or to the role root alone, by the patch.
+    pub tells_status_to_users: bool,
     /// True: every lease is there after a restart. False: a lease with a negative id, or with the largest, is
     /// not, and the member differs from the others.
     pub loads_all_leases: bool,
@@ -124,6 +126,8 @@ const CHECKS_UNDER_ALARM: FirstPatches = [None, None, Some(0), Some(0)];
 const CHECKS_SORT_OPTIONS: FirstPatches = [None, None, Some(0), Some(0)];
 /// etcd-io/etcd#18667: `docs/etcd-facts.md#v27`.
 const APPLIES_TXNS_ALIKE: FirstPatches = [None, None, None, Some(0)];
+/// Status needs any valid user: `docs/etcd-facts.md#v15`.
+const TELLS_STATUS_TO_USERS: FirstPatches = [None, Some(32), Some(12), Some(0)];
 /// Ids outside of a range scanned at the start: `docs/etcd-facts.md#v30`.
 const LOADS_ALL_LEASES: FirstPatches = [Some(0), Some(3), Some(0), Some(0)];
 
@@ -182,6 +186,7 @@ impl Version {
             checks_under_alarm: self.has(CHECKS_UNDER_ALARM),
             checks_sort_options: self.has(CHECKS_SORT_OPTIONS),
             applies_txns_alike: self.has(APPLIES_TXNS_ALIKE),
+            tells_status_to_users: self.has(TELLS_STATUS_TO_USERS),
             loads_all_leases: self.has(LOADS_ALL_LEASES),
         }
     }
@@ -230,6 +235,7 @@ impl VersionTraits {
         checks_under_alarm: false,
         checks_sort_options: false,
         applies_txns_alike: false,
+        tells_status_to_users: false,
         loads_all_leases: false,
     };
 }
@@ -270,7 +276,7 @@ mod tests {
     fn every_border_is_at_its_exact_patch() {
         type Has = fn(&VersionTraits) -> bool;
         type LastWithoutFirstWith = &'static [(&'static str, &'static str)];
-        let borders: [(&str, Has, LastWithoutFirstWith); 14] = [
+        let borders: [(&str, Has, LastWithoutFirstWith); 15] = [
             ("progress_ordered", |t| t.progress_ordered, &[("3.4.24", "3.4.25"), ("3.5.7", "3.5.8")]),
             ("progress_after_idle", |t| t.progress_after_idle, &[("3.4.30", "3.4.31"), ("3.5.12", "3.5.13")]),
             (
@@ -303,6 +309,11 @@ mod tests {
             ("checks_under_alarm", |t| t.checks_under_alarm, &[("3.5.35", "3.6.0")]),
             ("checks_sort_options", |t| t.checks_sort_options, &[("3.5.35", "3.6.0")]),
             ("applies_txns_alike", |t| t.applies_txns_alike, &[("3.6.16", "3.7.0")]),
+            (
+                "tells_status_to_users",
+                |t| t.tells_status_to_users,
+                &[("3.5.31", "3.5.32"), ("3.6.11", "3.6.12")],
+            ),
             ("loads_all_leases", |t| t.loads_all_leases, &[("3.5.2", "3.5.3")]),
             ("true zero", |t| !t.keepalive_false_zero, &[("3.4.19", "3.4.20"), ("3.5.2", "3.5.3")]),
         ];

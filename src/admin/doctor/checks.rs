@@ -13,6 +13,7 @@ mod endpoints;
 mod exposure;
 mod limits;
 mod logged_conditions;
+mod member_readiness;
 mod member_speed;
 mod name_servers;
 mod readiness;
@@ -44,9 +45,7 @@ use crate::members::discovery::keyward_page::KeywardEndpoint;
 use crate::members::discovery::metrics_page::MemberHealthFigures;
 use crate::members::discovery::store_hashes::StoreHashes;
 use crate::members::fitness::LAG;
-use crate::members::membership::{
-    AbsenceReason, AuthSetting, Member, Membership, PeerUrls, Readiness, Role, ServingState, UnreadyReason,
-};
+use crate::members::membership::{AbsenceReason, AuthSetting, Member, Membership, PeerUrls, Readiness, Role};
 use crate::policy::unreachable_rules::UnreachableRule;
 use crate::policy_store::PolicyStoreStatus;
 use crate::telemetry::conditions::StandingCondition;
@@ -70,6 +69,8 @@ const UNAPPLIED: u64 = 5_000;
 const CLOCK: Duration = Duration::from_secs(150);
 /// Clock difference reported as a warning: it shifts lease expiry and log times, and breaks no tokens.
 const CLOCK_NOTED: Duration = Duration::from_secs(5);
+/// The checks of the whole cluster, from which the findings about single members follow.
+const CAUSES: [&str; 2] = ["quorum_lost", "serving"];
 
 /// Inputs of the checks.
 pub(super) struct DoctorInputs<'a> {
@@ -132,7 +133,7 @@ impl DoctorInputs<'_> {
         reloads::check(self.reload, &mut findings);
         state_files::check(self.unwritten, self.now, &mut findings);
         member_speed::check(self.members, self.instant, &mut findings);
-        logged_conditions::check(self.logged, &mut findings);
+        logged_conditions::check(self.logged, self.members, &mut findings);
         findings.into_report()
     }
 
@@ -171,57 +172,19 @@ impl DoctorInputs<'_> {
         self.identities(findings);
     }
 
-    fn cluster(&self, findings: &mut DoctorFindings) {
-        let serving = self.members.serving();
-        if serving == ServingState::LocalReadsOnly {
-            let what = "no member has a leader: the cluster has lost its quorum, only local reads are served \
-                (degraded)";
-            let fix = "save what is there: etcdctl snapshot save; then start the other members, or, where \
-                       they are gone for good, restore the snapshot to a new cluster (etcdutl snapshot \
-                       restore)";
-            findings.error("quorum_lost", "cluster", what, fix);
-        } else if serving != ServingState::Ready {
-            let fix = "start members, or look at what stands between: etcdctl endpoint health --cluster";
-            findings.error("serving", "cluster", format!("no calls can be served: {serving}"), fix);
-        }
-        self.endpoints(findings);
-    }
-
     fn member(&self, member: &Member, findings: &mut DoctorFindings) {
         let about = name_of(member);
-        if let Readiness::NotReady(reason) = member.readiness {
-            let at = format!("at {}: {reason}", member.endpoint);
-            match reason {
-                UnreadyReason::Unprobed | UnreadyReason::ForeignCluster => {}
-                UnreadyReason::Learner => self.learner(member, findings),
-                // With auth on, a learner does not disclose its cluster id.
-                UnreadyReason::UnverifiedCluster if member.role == Role::Learner => {
-                    self.learner(member, findings)
-                }
-                UnreadyReason::Unreachable => {
-                    let fix = "start it; if it is gone for good: etcdctl member remove, then member add";
-                    findings.error("member_unreachable", about.clone(), at, fix);
-                }
-                UnreadyReason::NoLeader => {
-                    let fix = "look at the network between the members' peer URLs, and at their disks";
-                    findings.error("member_without_leader", about.clone(), at, fix);
-                }
-                UnreadyReason::UnverifiedCluster => {
-                    let fix = self.probe_fix("set cluster.probe to a user that may ask for Status");
-                    findings.error("cluster_unverified", about.clone(), at, fix);
-                }
-                UnreadyReason::Unlisted => {
-                    let fix = "stop it: it was removed from the cluster, or take it out of cluster.endpoints";
-                    findings.warning("member_unlisted", about.clone(), at, fix);
-                }
-            }
-        }
+        self.unready(member, findings);
         self.unhealthy(member, findings);
         let Some(status) = &member.store_status else {
             if member.readiness == Readiness::Ready {
+                let older = if member.traits().tells_status_to_users {
+                    ""
+                } else {
+                    " (before 3.5.32 and 3.6.12 it may need the role root)"
+                };
                 findings.unseen(format!(
-                    "{about}: its raft log, since Status is refused to cluster.probe (before 3.5.32 and \
-                     3.6.12 it may need the role root)"
+                    "{about}: its raft log, since Status is refused to cluster.probe{older}"
                 ));
             }
             return;
@@ -321,39 +284,13 @@ impl DoctorInputs<'_> {
         }
     }
 
-    fn learner(&self, member: &Member, findings: &mut DoctorFindings) {
-        let about = name_of(member);
-        let leader = self.members.leader.and_then(|id| self.members.get(id));
-        let leader = leader.and_then(|leader| leader.store_status.as_ref());
-        let (what, fix) = match (member.store_status.as_ref(), leader) {
-            // etcd's own condition for a promotion (server/etcdserver/server.go, `readyPercent`).
-            (Some(learner), Some(leader))
-                if learner.applied.saturating_mul(10) > leader.raft_index.saturating_mul(9) =>
-            {
-                (
-                    "it is a learner that has caught up, and does not vote".to_owned(),
-                    format!("etcdctl member promote {}", member.id),
-                )
-            }
-            (Some(learner), Some(leader)) => {
-                let behind = leader.raft_index.saturating_sub(learner.applied);
-                let what = format!("it is a learner, {behind} entries behind the leader");
-                (what, "look again in a minute; if it is no nearer, look at its disk and network".to_owned())
-            }
-            _ => (
-                "it is a learner: it does not vote and gets no calls".to_owned(),
-                format!("etcdctl member promote {} once it has caught up", member.id),
-            ),
-        };
-        findings.warning("learner", about, what, fix);
-    }
-
     fn absent(&self, findings: &mut DoctorFindings) {
         for absent in &self.members.absent {
             let id = absent.id;
             match absent.why {
                 AbsenceReason::Unstarted => {
-                    let fix = format!("start it, or etcdctl member remove {id}");
+                    let fix =
+                        format!("start it{}", self.or_by_list(&format!("or etcdctl member remove {id}")));
                     let what = match absent.role {
                         Role::Voter => "it was added and never started; it counts for the quorum",
                         Role::Learner => {
@@ -581,9 +518,19 @@ impl DoctorFindings {
 
     fn into_report(self) -> DoctorReport {
         let Self { mut found, unseen } = self;
-        found.sort();
+        found.sort_by(|one, other| rank(one).cmp(&rank(other)));
         DoctorReport { findings: found, unseen }
     }
+}
+
+/// The order of the report: the worst first, and a cause before the findings that follow from the cause.
+fn rank(finding: &Finding) -> (Severity, bool, &Finding) {
+    (finding.severity, !CAUSES.contains(&&*finding.check), finding)
+}
+
+/// The word by which commands name a member.
+fn command_name(member: &Member) -> String {
+    if member.name.is_empty() { member.id.to_string() } else { member.name.to_string() }
 }
 
 fn name_of(member: &Member) -> String {

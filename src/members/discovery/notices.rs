@@ -35,7 +35,7 @@ impl Notices {
         match &report.told {
             Ok(told) => {
                 self.outage_told = None;
-                if told.makeshift && !std::mem::replace(&mut self.makeshift, true) {
+                if told.is_standing && !std::mem::replace(&mut self.makeshift, true) {
                     tracing::warn!(
                         "members refuse their status to the probing user (cluster.probe): instead each is \
                          asked for its metrics page every 2 s, some milliseconds of its time, and a new \

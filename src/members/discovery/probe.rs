@@ -192,6 +192,9 @@ pub(super) struct IdentifiedMember {
     pub(super) answer: MemberProbeAnswer,
     /// Status was refused; the answer is assembled from the metrics page and from calls that need no rights.
     pub(super) makeshift: bool,
+    /// The refusal is about the probing user, and stands until somebody changes the user or the member. False
+    /// for a member that answers again soon, such as one without a leader or in the middle of a login.
+    pub(super) is_standing: bool,
 }
 
 /// Why no member is known at an address.
@@ -229,6 +232,18 @@ impl ProbeRefusal {
             Self::Learner => "learner",
             Self::NoLeader => "no leader",
             Self::Silent(_) => "no answer",
+        }
+    }
+}
+
+impl ProbeRefusal {
+    /// True for a refusal that stands until somebody changes the probing user or the member. A login that did
+    /// not come to an end, as without a leader, is tried again, and so is a token unknown to a member.
+    fn is_standing(self, is_login_tried_again: bool) -> bool {
+        match self {
+            Self::Denied => true,
+            Self::NoUser => !is_login_tried_again,
+            Self::Learner | Self::NoLeader | Self::Silent(_) => false,
         }
     }
 }
@@ -313,28 +328,31 @@ impl Prober {
             Ok(list) if !is_in_its_list(list) => return Err(ProbeFailure::Removed),
             Ok(list) if self.want.unlisted => {
                 let answer = told_by_list(list).ok_or(ProbeFailure::Gone)?;
-                return Ok(IdentifiedMember { answer, makeshift: false });
+                return Ok(IdentifiedMember { answer, makeshift: false, is_standing: false });
             }
             // A learner refuses MemberList, and so reveals its role.
             Ok(_) | Err(ProbeRefusal::Learner) => {}
             Err(ProbeRefusal::Silent(silence)) => return Err(*silence),
-            Err(ProbeRefusal::NoUser | ProbeRefusal::Denied | ProbeRefusal::NoLeader) => {
-                return self.told_without_status().await;
+            Err(refusal @ (ProbeRefusal::NoUser | ProbeRefusal::Denied | ProbeRefusal::NoLeader)) => {
+                return self.told_without_status(*refusal).await;
             }
         }
         let began = Instant::now();
         match self.as_user(status).await {
             Ok(status) => told_by_status(&status, began.elapsed())
-                .map(|answer| IdentifiedMember { answer, makeshift: false })
+                .map(|answer| IdentifiedMember { answer, makeshift: false, is_standing: false })
                 .ok_or(ProbeFailure::Gone),
             Err(ProbeRefusal::Silent(silence)) => Err(silence),
-            Err(_) => self.told_without_status().await,
+            Err(refusal) => self.told_without_status(refusal).await,
         }
     }
 
-    async fn told_without_status(&mut self) -> Result<IdentifiedMember, ProbeFailure> {
+    async fn told_without_status(&mut self, refusal: ProbeRefusal) -> Result<IdentifiedMember, ProbeFailure> {
         let answer = self.identify_without_status(self.want.fresh).await?;
-        Ok(IdentifiedMember { answer, makeshift: true })
+        let is_login_tried_again =
+            self.token.is_some() || (self.no_login_before.is_some() && !self.login_refused);
+        let is_standing = refusal.is_standing(is_login_tried_again);
+        Ok(IdentifiedMember { answer, makeshift: true, is_standing })
     }
 
     /// After a change of the probing user, drops the token and the login pause of the previous user.
@@ -574,6 +592,15 @@ fn may_send_password(named: Option<ClusterId>, pinned: Option<ClusterId>, source
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_refusal_of_the_user_stands() {
+        assert!(ProbeRefusal::Denied.is_standing(false) && ProbeRefusal::NoUser.is_standing(false));
+        assert!(!ProbeRefusal::NoUser.is_standing(true), "the login is tried again");
+        for passing in [ProbeRefusal::NoLeader, ProbeRefusal::Learner] {
+            assert!(!passing.is_standing(false), "{passing:?}");
+        }
+    }
 
     #[test]
     fn a_password_goes_unverified_only_where_the_served_cluster_named_itself_or_the_configuration_says_so() {

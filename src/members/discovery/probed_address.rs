@@ -270,11 +270,12 @@ impl ProbedAddress {
             (_, Some(failure)) => {
                 let trouble = match &*failure {
                     ConnectError::Handshake { .. } => AddressFault::Tls,
+                    ConnectError::HandshakeTimedOut { .. } => AddressFault::Hung,
                     _ => AddressFault::Connection,
                 };
                 (trouble, failure.to_string().into())
             }
-            (ProbeFailure::Late, None) => (AddressFault::NoAnswer, "it does not answer in time".into()),
+            (ProbeFailure::Late, None) => (AddressFault::Hung, "it does not answer in time".into()),
             (ProbeFailure::Gone, None) => {
                 (AddressFault::NoAnswer, "the connection broke, or it is starting or stopping".into())
             }
@@ -360,7 +361,7 @@ mod tests {
             term: 1,
             store_status: None,
         };
-        report(Ok(IdentifiedMember { answer, makeshift: false }))
+        report(Ok(IdentifiedMember { answer, makeshift: false, is_standing: false }))
     }
 
     /// Another member answers meanwhile; the shortest time limit.

@@ -62,7 +62,7 @@ impl MembersTask {
     }
 
     fn answers(&mut self, prober: Prober, answer: MemberProbeAnswer, list: Option<Vec<ListedMember>>) {
-        let told = Ok(IdentifiedMember { answer, makeshift: false });
+        let told = Ok(IdentifiedMember { answer, makeshift: false, is_standing: false });
         self.handle_report(
             prober,
             ProbeReport { told, list: list.map(Ok), auth: None, login_refused: false, ids: None, took: None },
@@ -92,7 +92,7 @@ impl MembersTask {
         tokio::time::advance(took.min(limit)).await;
         let mut begun = begun.into_iter();
         for (_, answer) in answered {
-            let told = Ok(IdentifiedMember { answer: answer.clone(), makeshift: false });
+            let told = Ok(IdentifiedMember { answer: answer.clone(), makeshift: false, is_standing: false });
             let report = ProbeReport {
                 told,
                 took: Some(took),
@@ -324,7 +324,7 @@ async fn a_member_that_was_removed_takes_no_calls_and_the_list_is_asked_for() {
     // A member whose own list differs from the accepted list triggers a read too.
     task.list_due = Instant::now() + LIST;
     let prober = task.begins(1);
-    let told = Ok(IdentifiedMember { answer: of(11, OURS), makeshift: false });
+    let told = Ok(IdentifiedMember { answer: of(11, OURS), makeshift: false, is_standing: false });
     let ids = Some([MemberId(11)].into());
     task.handle_report(
         prober,

@@ -14,7 +14,7 @@ impl DoctorInputs<'_> {
     /// tells an alarm without its member.
     pub(super) fn alarms(&self, findings: &mut DoctorFindings) {
         let members = &self.members.members;
-        let raised = |alarm: &str| -> Option<String> {
+        let raised = |alarm: &str| -> Option<(String, Vec<String>)> {
             let told = members.iter().flat_map(|member| self.alarm_texts(member));
             let raised = told.filter(|text| text.contains(alarm));
             let ids: Vec<Option<MemberId>> = raised.map(member_of_alarm).collect();
@@ -22,13 +22,14 @@ impl DoctorInputs<'_> {
             let name =
                 |id: &MemberId| self.members.get(*id).map_or_else(|| format!("member {id}"), |m| name_of(m));
             let names: Vec<String> = known.iter().map(name).collect();
-            match (ids.is_empty(), names.is_empty()) {
-                (true, _) => None,
-                (false, true) => Some("cluster".to_owned()),
-                (false, false) => Some(names.join(", ")),
-            }
+            let about = match (ids.is_empty(), names.is_empty()) {
+                (true, _) => return None,
+                (false, true) => "cluster".to_owned(),
+                (false, false) => names.join(", "),
+            };
+            Some((about, known.iter().map(MemberId::to_string).collect()))
         };
-        if let Some(about) = raised("NOSPACE") {
+        if let Some((about, _)) = raised("NOSPACE") {
             // No revision is printed: a revision of before the deletion keeps the deleted values.
             let what = "the quota is used up: the whole cluster refuses writes";
             let fix = "first delete the keys that nobody needs: etcdctl del PREFIX --prefix; then compact at \
@@ -37,9 +38,11 @@ impl DoctorInputs<'_> {
                 etcdctl alarm disarm; then auto-compaction";
             findings.error("alarm_nospace", about, what, fix);
         }
-        if let Some(about) = raised("CORRUPT") {
+        if let Some((about, ids)) = raised("CORRUPT") {
             let what = "the data differ from those of the other members";
-            let fix = "etcdctl member remove ID, delete its data, member add; then etcdctl alarm disarm";
+            let id = if let [id] = &ids[..] { id } else { "ID" };
+            let replace = format!("etcdctl member remove {id}, delete its data, member add");
+            let fix = format!("stop it{}; then etcdctl alarm disarm", self.or_by_list(&replace));
             findings.error("alarm_corrupt", about, what, fix);
         }
     }

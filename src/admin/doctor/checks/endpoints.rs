@@ -5,7 +5,6 @@
 
 use super::{DoctorFindings, DoctorInputs};
 use crate::members::discovery::keyward_page::KeywardEndpoint;
-use crate::members::membership::AddressFault;
 
 impl DoctorInputs<'_> {
     /// Checks the addresses where no member of the cluster answers.
@@ -16,25 +15,14 @@ impl DoctorInputs<'_> {
             let fix = "take it out of cluster.endpoints, or name the cluster that is meant: cluster.id";
             findings.error("foreign_cluster", foreign.endpoint.to_string(), what, fix);
         }
-        for address in &self.members.unanswered {
-            let fix = match address.trouble {
-                AddressFault::Name => "mend the name's records, or cluster.endpoints",
-                AddressFault::NotAllowed => "mend the SRV records, or add its host to cluster.allowed_hosts",
-                AddressFault::Connection => "start the member, or look at the firewall between",
-                AddressFault::Tls => {
-                    "mend its certificate, or cluster.tls: its ca or pinned_sha256, and the certificate that \
-                     we show"
-                }
-                AddressFault::NoAnswer => "look at its log: it is starting, stopping, or stuck",
-                AddressFault::Unidentified => {
-                    self.probe_fix("set cluster.probe to a user that may see Status")
-                }
-            };
+        let unanswered = self.members.unanswered.iter();
+        for address in unanswered.filter(|address| !self.is_told_of_a_member(address)) {
+            let about = address.endpoint.to_string();
             findings.warning(
                 "address_unanswered",
-                address.endpoint.to_string(),
+                about,
                 address.why.to_string(),
-                fix,
+                self.silence_fix(address.trouble),
             );
         }
         for KeywardEndpoint { endpoint, is_this } in self.keywards {

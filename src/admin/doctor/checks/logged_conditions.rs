@@ -3,11 +3,16 @@
 //! Owns: the severity of each, and the form of the finding. Must not know: the list of conditions. Invariant:
 //! a condition that another check examines gives no second finding.
 
-use super::{DoctorFindings, Severity};
+use super::{DoctorFindings, Severity, name_of};
+use crate::members::membership::Membership;
+use crate::members::version::VersionTraits;
 use crate::telemetry::conditions::{ConditionTelling, EVENT_HOLDS, StandingCondition};
 
+/// The condition whose remedy depends on the members' versions.
+const STATUS_REFUSED: &str = "probe_status_refused";
+
 /// Checks the conditions that hold.
-pub(super) fn check(standing: &[StandingCondition], findings: &mut DoctorFindings) {
+pub(super) fn check(standing: &[StandingCondition], members: &Membership, findings: &mut DoctorFindings) {
     for condition in standing {
         let StandingCondition { row, is_error, .. } = condition;
         let (is_event, fix) = match row.telling {
@@ -20,8 +25,24 @@ pub(super) fn check(standing: &[StandingCondition], findings: &mut DoctorFinding
             (true, true) | (false, false) => Severity::Warning,
             (false, true) => Severity::Note,
         };
-        findings.add(severity, "logged", row.name, what(condition, is_event), fix);
+        findings.add(severity, "logged", row.name, what(condition, is_event), fix_of(row.name, fix, members));
     }
+}
+
+/// The remedy: an upgrade of the members that hide their Status from users, and of no other.
+fn fix_of(name: &str, fix: &'static str, members: &Membership) -> String {
+    if name != STATUS_REFUSED {
+        return fix.to_owned();
+    }
+    let hides = |traits: VersionTraits| !traits.tells_status_to_users;
+    let hiding = members.members.iter().filter(|member| hides(member.traits()));
+    let hiding: Vec<String> = hiding.map(|member| name_of(member)).collect();
+    if hiding.is_empty() {
+        return "give cluster.probe a user that exists, with its present password: members of these versions \
+                tell every user their status"
+            .to_owned();
+    }
+    format!("for {}: {fix}", hiding.join(", "))
 }
 
 fn what(condition: &StandingCondition, is_event: bool) -> String {

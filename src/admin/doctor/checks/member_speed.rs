@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{DoctorFindings, name_of};
+use super::{DoctorFindings, command_name, name_of};
 use crate::members::fitness::member_load::Ejection;
 use crate::members::membership::{Member, Membership};
 
@@ -21,9 +21,10 @@ pub(super) fn check(members: &Membership, now: Instant, findings: &mut DoctorFin
         let about = name_of(member);
         if member.maintenance.is_paused() {
             let what = "it is paused by an operator: it gets no calls that others can serve";
-            findings.warning("member_paused", about, what, "keyward resume, once its work is done");
+            let fix = format!("keyward resume {}, once its work is done", command_name(member));
+            findings.warning("member_paused", about, what, fix);
         } else if let Some((why, left)) = member.load.ejected(now) {
-            findings.warning("member_ejected", about, ejected(member, why, left), fix(why));
+            findings.warning("member_ejected", about, ejected(member, why, left), fix(member, why));
         }
     }
     let fresh = || members.ready_voters().filter(|member| member.load.is_fresh(now));
@@ -37,8 +38,13 @@ pub(super) fn check(members: &Membership, now: Instant, findings: &mut DoctorFin
             millis(fastest),
             millis(slowest)
         );
-        let fix = "look at the leader's disk (etcd_disk_wal_fsync_duration_seconds in its /metrics); move \
-                   the leader away from it: etcdctl move-leader; else find large ranges: keyward show slow";
+        let others = fresh().filter(|member| members.leader != Some(member.id));
+        let next = others.min_by_key(|member| member.load.latency()).map(|member| member.id.to_string());
+        let fix = format!(
+            "look at the leader's disk (etcd_disk_wal_fsync_duration_seconds in its /metrics); move the \
+             leader away from it: etcdctl move-leader {}; else find large ranges: keyward show slow",
+            next.as_deref().unwrap_or("ID")
+        );
         findings.warning("calls_slow", "cluster", what, fix);
         return;
     }
@@ -46,7 +52,7 @@ pub(super) fn check(members: &Membership, now: Instant, findings: &mut DoctorFin
         if let Some(latency) = member.load.latency().filter(|latency| *latency >= SLOW) {
             let what =
                 format!("calls through it take {}, and {} at the fastest", millis(latency), millis(fastest));
-            findings.warning("member_slow", name_of(member), what, fix(Ejection::Slow));
+            findings.warning("member_slow", name_of(member), what, fix(member, Ejection::Slow));
         }
     }
 }
@@ -65,16 +71,14 @@ fn ejected(member: &Member, why: Ejection, left: Duration) -> String {
     )
 }
 
-fn fix(why: Ejection) -> &'static str {
-    match why {
+fn fix(member: &Member, why: Ejection) -> String {
+    let look = match why {
         Ejection::Slow => {
-            "look at its disk (etcd_disk_wal_fsync_duration_seconds in its /metrics), its CPU and the \
-             network; keyward pause keeps all calls from it meanwhile"
+            "look at its disk (etcd_disk_wal_fsync_duration_seconds in its /metrics), its CPU and the network"
         }
-        Ejection::Failing => {
-            "look at its log, and at the network between; keyward pause keeps all calls from it meanwhile"
-        }
-    }
+        Ejection::Failing => "look at its log, and at the network between",
+    };
+    format!("{look}; keyward pause {} keeps all calls from it meanwhile", command_name(member))
 }
 
 fn millis(latency: Duration) -> String {

@@ -21,7 +21,9 @@ use crate::io::descriptor_limit::DescriptorRoom;
 use crate::io::kept_file::UnwrittenFile;
 use crate::members::discovery::store_hashes::{HashObstacle, StoreHash};
 use crate::members::fitness::store_status::StoreStatus;
-use crate::members::membership::{AbsentMember, ForeignAddress, MemberPeerUrls};
+use crate::members::membership::{
+    AbsentMember, AddressFault, ForeignAddress, MemberPeerUrls, UnansweredAddress, UnreadyReason,
+};
 use crate::members::version::Version;
 use crate::policy_store::PolicyStoreStatus;
 use crate::telemetry::conditions::CONDITIONS;
@@ -252,6 +254,7 @@ fn a_member_that_is_ejected_paused_or_slow_is_told() {
     answers([1, 240, 5]).finds(&[]);
     let said = answers([1, 300, 5]).finds(&[(Warning, "member_slow")]);
     assert!(said.contains("m2 (2): calls through it take 300 ms, and 1 ms at the fastest"), "{said}");
+    assert!(said.contains("keyward pause m2 keeps"), "{said}");
     let said = answers([400, 300, 500]).finds(&[(Warning, "calls_slow")]);
     assert!(said.contains("they take 300 ms to 500 ms; the leader") && said.contains("is m1 (1)"), "{said}");
     let slow = answers([1, 900, 5]);
@@ -264,6 +267,7 @@ fn a_member_that_is_ejected_paused_or_slow_is_told() {
     assert!(paused.members.members[2].maintenance.pause());
     let said = paused.finds(&[(Warning, "member_paused")]);
     assert!(said.contains("m3 (3): it is paused by an operator"), "{said}");
+    assert!(said.contains("fix: keyward resume m3, once"), "{said}");
 }
 
 #[test]
@@ -572,13 +576,24 @@ fn a_cluster_that_does_not_serve() {
             *place = Arc::new(Member { readiness: Readiness::NotReady(reason), ..Member::clone(place) });
         }
     });
+    let absent = |scene: &mut Scene| {
+        let (name, role, why) = ("".into(), Role::Voter, AbsenceReason::Unstarted);
+        scene.members.absent.push(AbsentMember { id: MemberId(0xab), name, role, why });
+    };
+    // The cause first, and no advice that needs the lost quorum.
     let found = [
+        (Error, "quorum_lost"),
         (Error, "member_unreachable"),
         (Error, "member_unreachable"),
         (Error, "member_without_leader"),
-        (Error, "quorum_lost"),
+        (Warning, "member_unstarted"),
     ];
-    assert!(scene.finds(&found).contains("etcdctl snapshot save"));
+    let said = scene.with(absent).finds(&found);
+    assert!(said.contains("etcdctl snapshot save"), "{said}");
+    assert!(!said.contains("member remove") && !said.contains("member add"), "{said}");
+    assert_eq!(said.matches("without a quorum etcd adds and removes no member").count(), 4, "{said}");
+    let said = Scene::new().with(absent).finds(&[(Warning, "member_unstarted")]);
+    assert!(said.contains("start it; or etcdctl member remove ab"), "{said}");
     let foreign = ForeignAddress { endpoint: member(9).endpoint, cluster: ClusterId(0xbad) };
     let scene = Scene::new().with(|scene| scene.members.foreign.push(foreign));
     assert!(scene.finds(&[(Error, "foreign_cluster")]).contains("cluster.endpoints"));
@@ -595,6 +610,78 @@ fn a_member_that_does_not_serve() {
         let scene = Scene::new().third(|member| member.readiness = Readiness::NotReady(reason));
         assert!(scene.finds(&[(severity, check)]).contains("m3 (3)"));
     }
+}
+
+#[test]
+fn a_silent_member_is_one_finding_with_its_reason() {
+    let silent = |trouble, why: &str, reason| {
+        let endpoint = Endpoint { port: 2399, ..member(3).endpoint };
+        let address = UnansweredAddress { endpoint: endpoint.clone(), at: None, trouble, why: why.into() };
+        let change = |member: &mut Member| {
+            (member.endpoint, member.readiness) = (endpoint, Readiness::NotReady(reason));
+        };
+        Scene::new().third(change).with(|scene| scene.members.unanswered.push(address))
+    };
+    let unreachable = |trouble, why: &str| {
+        silent(trouble, why, UnreadyReason::Unreachable).finds(&[(Error, "member_unreachable")])
+    };
+    let said = unreachable(AddressFault::Hung, "it does not answer in time");
+    assert!(said.contains("m3 (3): at http://127.0.0.1:2399: unreachable: it does not answer"), "{said}");
+    assert!(said.contains("fix: its process hangs, or") && said.contains("then restart it; if it"), "{said}");
+    assert!(said.contains("etcdctl member remove 3, then member add"), "{said}");
+    let refused = "cannot connect to http://127.0.0.1:2399: Connection refused";
+    let said = unreachable(AddressFault::Connection, refused);
+    assert!(said.contains(&format!("m3 (3): unreachable: {refused}\n    fix: start the member")), "{said}");
+    let said = unreachable(AddressFault::Tls, "it shows the certificate of m2");
+    assert!(said.contains("fix: mend its certificate") && !said.contains("member remove"), "{said}");
+    // A member that answers by another address.
+    let other = silent(AddressFault::Connection, refused, UnreadyReason::NoLeader);
+    other.finds(&[(Error, "member_without_leader"), (Warning, "address_unanswered")]);
+}
+
+#[test]
+fn commands_of_a_fix_have_the_member_that_they_are_about() {
+    let corrupt = |told: &str| {
+        let told = format!("memberID:{told} alarm:CORRUPT ");
+        Scene::new().third_says(|status| status.errors = [told].into())
+    };
+    let said = corrupt("3").finds(&[(Error, "alarm_corrupt")]);
+    assert!(said.contains("etcdctl member remove 3, delete its data"), "{said}");
+    let nameless = Scene::new().third(|member| member.name = "".into());
+    assert!(nameless.members.members[2].maintenance.pause());
+    let said = nameless.finds(&[(Warning, "member_paused")]);
+    assert!(said.contains("fix: keyward resume 3, once"), "{said}");
+    let all_slow = Scene::new();
+    for (member, took) in all_slow.members.members.iter().zip([300, 500, 400]) {
+        member.load.answered(all_slow.instant, Duration::from_millis(took));
+    }
+    let said = all_slow.finds(&[(Warning, "calls_slow")]);
+    assert!(said.contains("etcdctl move-leader 3;"), "{said}");
+}
+
+#[test]
+fn an_upgrade_is_advised_to_members_that_hide_their_status_only() {
+    let refused = |version: &str| {
+        let row = CONDITIONS.iter().find(|row| row.name == "probe_status_refused").expect("a row");
+        let (last, details) = (Duration::from_secs(12), String::new());
+        let standing = StandingCondition { row, is_error: false, records: 1, last, details };
+        let scene = Scene::new().third(|member| member.version = Version::parse(version).ok());
+        scene.with(|scene| scene.logged.push(standing)).report().to_string()
+    };
+    let said = refused("3.5.35");
+    assert!(
+        !said.contains("upgrade etcd") && said.contains("give cluster.probe a user that exists"),
+        "{said}"
+    );
+    assert!(refused("3.5.31").contains("fix: for m3 (3): upgrade etcd to 3.5.32"));
+    let hidden = |version: &str| {
+        let scene = Scene::new().third(|member| {
+            (member.version, member.store_status) = (Version::parse(version).ok(), None);
+        });
+        scene.report().unseen.join("\n")
+    };
+    assert!(hidden("3.5.35").ends_with("its raft log, since Status is refused to cluster.probe"));
+    assert!(hidden("3.5.31").ends_with("(before 3.5.32 and 3.6.12 it may need the role root)"));
 }
 
 #[test]
