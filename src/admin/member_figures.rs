@@ -1,4 +1,4 @@
-//! Converts the published members into the member figures of `/metrics`.
+//! Converts the published members into the member figures of `/metrics`, and tells the alarms of each.
 //!
 //! Owns: this conversion. Must not know: names of metrics.
 
@@ -23,7 +23,7 @@ fn one(members: &Membership, member: &Member, now: Instant) -> MemberSample {
         ready: member.is_ready(),
         leader: members.leader == Some(member.id),
         learner: member.role == Role::Learner,
-        alarms: ALARMS.into_iter().filter(|alarm| has_alarm(members, member, alarm)).collect(),
+        alarms: alarms_of(members, member),
         ejected: member.load.ejected(now).is_some(),
         ejections: member.load.ejections().into(),
         latency: member.load.latency(),
@@ -40,6 +40,11 @@ fn one(members: &Membership, member: &Member, now: Instant) -> MemberSample {
         db: store_status.map(|store_status| (store_status.db_size, store_status.db_in_use)),
         quota: store_status.and_then(|store_status| store_status.db_quota),
     }
+}
+
+/// The alarms of `member`, as told by any member.
+pub(super) fn alarms_of(members: &Membership, member: &Member) -> Vec<&'static str> {
+    ALARMS.into_iter().filter(|alarm| has_alarm(members, member, alarm)).collect()
 }
 
 /// True if a member tells this alarm of `member`: every member's Status tells the alarms of all members, as

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use super::member_figures::alarms_of;
 use super::table::{TableColumn, TableWidth, TerminalTable, size};
 use crate::members::membership::{
     AbsentMember, AuthSetting, Fitness, Member, Membership, Role, UnansweredAddress, UnreadyReason,
@@ -112,6 +113,9 @@ pub struct MemberRow {
     pub raft_applied_index: Option<u64>,
     /// Errors reported by the member's Status.
     pub errors: Vec<String>,
+    /// Alarms of the member itself, as told by any member: `"nospace"`, `"corrupt"`.
+    #[serde(default)]
+    pub alarms: Vec<String>,
     /// True if the member gets calls.
     pub ready: bool,
     /// Reason for getting no calls.
@@ -248,6 +252,7 @@ impl MemberRow {
             raft_index: store_status.map(|store_status| store_status.raft_index),
             raft_applied_index: store_status.map(|store_status| store_status.applied),
             errors: store_status.map(|store_status| store_status.errors.to_vec()).unwrap_or_default(),
+            alarms: alarms_of(members, member).into_iter().map(str::to_owned).collect(),
             ready: member.is_ready(),
             why: unready_reason_of(member),
             raft_lag: members.lag(member),
@@ -255,6 +260,20 @@ impl MemberRow {
                 .map(|store_status| u64::try_from(store_status.took.as_micros()).unwrap_or(u64::MAX)),
             load: MemberLoadRow::of(member),
         }
+    }
+}
+
+impl MemberRow {
+    /// True if the member gets every call that it could serve.
+    #[must_use]
+    pub fn gets_calls(&self) -> bool {
+        self.ready && !self.load.ejected
+    }
+
+    /// The alarms of the member, and why it gets no calls.
+    #[must_use]
+    pub fn why_text(&self) -> String {
+        why_not(self.alarms.iter().map(String::as_str), self.why.as_deref())
     }
 }
 
@@ -426,7 +445,29 @@ fn etcds_view(members: &[MemberRow], width: TableWidth) -> TerminalTable {
 }
 
 fn ready_text(row: &MemberRow) -> String {
-    if row.load.ejected { "ejected".into() } else { row.ready.to_string() }
+    ready_word(row.ready, row.load.ejected).to_owned()
+}
+
+/// The cell READY of a member, the same in every table: an ejected member gets only calls that no other
+/// member can serve.
+pub(super) fn ready_word(is_ready: bool, is_ejected: bool) -> &'static str {
+    match (is_ready, is_ejected) {
+        (true, true) => "ejected",
+        (true, false) => "true",
+        (false, _) => "false",
+    }
+}
+
+/// The cell WHY NOT of a member, the same in every table: its alarms, and why it gets no calls.
+pub(super) fn why_not<'t>(alarms: impl IntoIterator<Item = &'t str>, why: Option<&'t str>) -> String {
+    let alarms = alarms.into_iter().map(|alarm| -> &'t str {
+        match alarm {
+            "nospace" => "alarm NOSPACE: the cluster refuses writes",
+            "corrupt" => "alarm CORRUPT: its data differ",
+            _ => "an alarm",
+        }
+    });
+    alarms.chain(why).collect::<Vec<_>>().join("; ")
 }
 
 /// The table of Keyward's own measurements.
@@ -443,7 +484,7 @@ fn our_view(members: &[MemberRow], width: TableWidth) -> TerminalTable {
         (TableColumn::number("LATENCY", 4), false, |row| cell_text(row.load.latency_micros.map(millis))),
         (TableColumn::number("STATUS TOOK", 12), true, |row| cell_text(row.status_micros.map(millis))),
         (TableColumn::number("RAFT LAG", 8), false, |row| cell_text(row.raft_lag)),
-        (TableColumn::text("WHY NOT", 3), false, |row| cell_text(row.why.as_ref())),
+        (TableColumn::text("WHY NOT", 3), false, MemberRow::why_text),
     ];
     member_table(&COLUMNS, members, width)
 }
@@ -469,6 +510,7 @@ mod tests {
             raft_index: Some(123_456_789),
             raft_applied_index: Some(123_456_789),
             errors: vec!["memberID:18163123 alarm:NOSPACE".into()],
+            alarms: vec!["nospace".into()],
             ready: false,
             why: Some("a connection to it was lost a moment ago".into()),
             raft_lag: Some(123_456),
@@ -499,6 +541,7 @@ mod tests {
             assert!(tables.lines().any(|line| line.starts_with("etcd-3.internal.example.com  false")));
         }
         let wide = status.text(TableWidth::Wide);
+        assert!(wide.contains("alarm NOSPACE: the cluster refuses writes; a connection to it"), "{wide}");
         assert!(wide.contains("RAFT APPLIED INDEX") && wide.contains("STATUS TOOK"), "{wide}");
     }
 }

@@ -16,7 +16,7 @@ use super::column_layout::{CellLength, ColumnNeed, GAP, fit, shortened, shortene
 use super::status::ReplicaStatus;
 use super::table::ColumnKind;
 use super::view::{View, ViewTopic};
-use super::view_table::{Shown, ViewColumn, cell_text, columns, head_of};
+use super::view_table::{Shown, ViewColumn, cell_of, columns, head_of};
 use crate::telemetry::printable::escaped;
 
 /// The topics of the screen, each with its key.
@@ -166,7 +166,7 @@ impl TopScreen {
 
     fn head(&self, width: usize) -> Vec<Line<'_>> {
         let Some(status) = &self.status else { return vec![Line::raw("keyward top")] };
-        let ready = status.members.iter().filter(|member| member.ready).count();
+        let ready = status.members.iter().filter(|member| member.gets_calls()).count();
         let title = Line::styled(shortened_at_word(&escaped(&status.line()), width), Modifier::BOLD);
         let order = self.order.or_else(|| self.default_order()).unwrap_or("the topic's own order");
         let topic =
@@ -210,7 +210,7 @@ impl TopScreen {
         let order = self.order.or_else(|| self.default_order());
         let all = columns(self.topic);
         let cells = view.rows.iter().skip(self.scrolled).take(area.height.into()).map(|row| {
-            let text = |(field, _, form, _): &ViewColumn| escaped(&cell_text(row.get(*field), *form));
+            let text = |column: &ViewColumn| escaped(&cell_of(row, column));
             all.iter().map(text).collect::<Vec<String>>()
         });
         let cells: Vec<Vec<String>> = cells.collect();
@@ -342,10 +342,8 @@ mod tests {
             "unread_bytes": 123_456, "last_error_seconds": 61, "kicked": false});
         let more: serde_json::Map<String, serde_json::Value> = serde_json::from_value(more).expect("a row");
         view.rows.iter_mut().for_each(|row| row.extend(more.clone()));
-        let whole: Vec<String> = columns(ViewTopic::Clients)
-            .iter()
-            .map(|(field, _, form, _)| cell_text(view.rows[0].get(*field), *form))
-            .collect();
+        let whole: Vec<String> =
+            columns(ViewTopic::Clients).iter().map(|column| cell_of(&view.rows[0], column)).collect();
         let mut screen = TopScreen::default();
         screen.take(status(), view);
         let mut counts = Vec::new();

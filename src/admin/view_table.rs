@@ -10,6 +10,7 @@ use std::str::FromStr;
 
 use serde_json::Value;
 
+use super::status::{ready_word, why_not};
 use super::table::{ColumnKind, TableColumn, TableWidth, TerminalTable, size};
 use super::view::{View, ViewRow, ViewTopic};
 use CellForm::{Age, Bytes, Count, Exact, Micros, Rate, Text};
@@ -389,7 +390,7 @@ impl View {
         let heads: Vec<TableColumn> = shown.iter().map(|column| head_of(column)).collect();
         let mut table = TerminalTable::new(&heads, width);
         for row in &self.rows {
-            table.row(shown.iter().map(|(field, _, form, _)| cell_text(row.get(*field), *form)));
+            table.row(shown.iter().map(|column| cell_of(row, column)));
         }
         match self.left_out {
             0 => table.to_string(),
@@ -412,7 +413,20 @@ pub(super) fn head_of((_, name, form, shown): &ViewColumn) -> TableColumn {
     TableColumn { name, kind, rank }
 }
 
-/// The text of a cell.
+/// The text of a row's cell. READY and WHY NOT of a member are told by several fields.
+#[must_use]
+pub fn cell_of(row: &ViewRow, (field, _, form, _): &ViewColumn) -> String {
+    let is = |field: &str| row.get(field).and_then(Value::as_bool);
+    match (*field, is("ready"), is("ejected"), row.get("alarms").and_then(Value::as_array)) {
+        ("ready", Some(is_ready), Some(is_ejected), _) => ready_word(is_ready, is_ejected).to_owned(),
+        ("why", _, _, Some(alarms)) => {
+            why_not(alarms.iter().filter_map(Value::as_str), row.get("why").and_then(Value::as_str))
+        }
+        _ => cell_text(row.get(*field), *form),
+    }
+}
+
+/// The text of a value.
 #[must_use]
 pub fn cell_text(value: Option<&Value>, form: CellForm) -> String {
     let Some(value) = value.filter(|value| !value.is_null()) else { return String::new() };
@@ -622,6 +636,26 @@ mod tests {
             ranks.sort_unstable();
             assert!(ranks.iter().copied().eq(1..=u8::try_from(ranks.len()).unwrap()), "{topic:?}: {ranks:?}");
         }
+    }
+
+    #[test]
+    fn a_member_that_is_ejected_or_has_an_alarm_does_not_look_healthy() {
+        let why = "is ejected, slow: gets no calls that others can serve";
+        let rows = json!([
+            {"name": "m1", "ready": true, "ejected": true, "alarms": [], "why": why},
+            {"name": "m2", "ready": true, "ejected": false, "alarms": ["nospace"], "why": null},
+            {"name": "m3", "ready": false, "ejected": true, "alarms": ["corrupt"], "why": "unreachable"},
+            {"name": "m4", "ready": true, "ejected": false, "alarms": [], "why": null},
+        ]);
+        let table = view(ViewTopic::Members, rows).table(TableWidth::Uncut);
+        let lines: Vec<Vec<&str>> = table.lines().skip(1).map(cells).collect();
+        let wanted = [
+            vec!["m1", "ejected", why],
+            vec!["m2", "true", "alarm NOSPACE: the cluster refuses writes"],
+            vec!["m3", "false", "alarm CORRUPT: its data differ; unreachable"],
+            vec!["m4", "true"],
+        ];
+        assert_eq!(lines, wanted, "{table}");
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl FleetStatus {
         self.replicas.iter().all(serves)
     }
 
-    /// A row for each replica, then the members that a replica sends no calls.
+    /// A row for each replica, then the members with an alarm or a reason against them.
     #[must_use]
     pub fn text(&self, width: TableWidth) -> String {
         let heads = [
@@ -152,7 +152,7 @@ impl FleetStatus {
                 table.row([row.replica.clone(), state, empty(), empty(), empty(), empty(), empty(), why]);
                 continue;
             };
-            let ready = status.members.iter().filter(|member| member.ready).count();
+            let ready = status.members.iter().filter(|member| member.gets_calls()).count();
             let replica = &status.replica;
             table.row([
                 row.replica.clone(),
@@ -164,9 +164,10 @@ impl FleetStatus {
                 replica.streams.to_string(),
                 replica.why.clone().unwrap_or_default(),
             ]);
-            for member in status.members.iter().filter(|member| !member.ready) {
+            for member in status.members.iter().filter(|member| !member.why_text().is_empty()) {
                 let name = if member.name.is_empty() { &member.id } else { &member.name };
-                let why = member.why.as_deref().map(escaped).unwrap_or_default();
+                let why = member.why_text();
+                let why = escaped(&why);
                 unready += &format!("{}: member {}: {why}\n", row.replica, escaped(name));
             }
         }
