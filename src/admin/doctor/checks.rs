@@ -129,7 +129,7 @@ impl DoctorInputs<'_> {
         self.limits(&mut findings);
         self.memory_budgets(&mut findings);
         audit_retention::check(self.audit.retention, &mut findings);
-        audit_troubles::check(self.audit, self.now, &mut findings);
+        audit_troubles::check(self.config.audit.as_deref(), self.audit, self.now, &mut findings);
         reloads::check(self.reload, &mut findings);
         state_files::check(self.unwritten, self.now, &mut findings);
         member_speed::check(self.members, self.instant, &mut findings);

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use super::DoctorFindings;
 use crate::audit::log::{AuditReport, AuditSinksReport};
 use crate::audit::log_trouble::LogTroubleReport;
+use crate::config::audit_settings::{AuditEvent, AuditSettings, OnFull};
 
 /// How long a file that somebody moved is told.
 const TOLD: Duration = Duration::from_secs(24 * 3600);
@@ -15,19 +16,33 @@ const LEAVE: &str = "leave the file to Keyward, which rotates it by audit.max_si
                      it out of logrotate";
 
 /// Reports what keeps records from the file and from the sinks.
-pub(super) fn check(report: &AuditReport, now: SystemTime, findings: &mut DoctorFindings) {
-    check_file(&report.trouble, now, findings);
+pub(super) fn check(
+    settings: Option<&AuditSettings>,
+    report: &AuditReport,
+    now: SystemTime,
+    findings: &mut DoctorFindings,
+) {
+    check_file(settings, &report.trouble, now, findings);
     check_sinks(&report.sinks, now, findings);
 }
 
 /// Reports a file that cannot be written, and a file that somebody else moved or removed.
-fn check_file(report: &LogTroubleReport, now: SystemTime, findings: &mut DoctorFindings) {
+fn check_file(
+    settings: Option<&AuditSettings>,
+    report: &LogTroubleReport,
+    now: SystemTime,
+    findings: &mut DoctorFindings,
+) {
     let since = |time: SystemTime| now.duration_since(time).unwrap_or_default();
     if let Some(trouble) = &report.unwritable {
         let what = format!(
-            "cannot be written for {} s ({}): changes are refused, or made without a record (audit.on_full)",
+            "{} cannot be written for {} s ({}): {}",
+            settings
+                .and_then(|settings| settings.file.as_ref())
+                .map_or_else(|| "the file".to_owned(), |file| file.path.display().to_string()),
             since(trouble.since).as_secs(),
-            trouble.error
+            trouble.error,
+            effect_of_a_full_log(settings)
         );
         let fix = "make room on the disk, or repair it: Keyward goes on by itself";
         findings.error("audit_unwritable", "audit.file", what, fix);
@@ -47,6 +62,18 @@ fn check_file(report: &LogTroubleReport, now: SystemTime, findings: &mut DoctorF
         };
         let what = format!("somebody {deed}, {minutes} minutes ago; the records go on in a new file");
         findings.warning("audit_file_moved", "audit.file", what, LEAVE);
+    }
+}
+
+/// What calls with records have to expect.
+fn effect_of_a_full_log(settings: Option<&AuditSettings>) -> &'static str {
+    let has_logins = settings.is_some_and(|settings| settings.events.has(AuditEvent::Login));
+    match (settings.map(|settings| settings.on_full), has_logins) {
+        (Some(OnFull::Drop), _) => "changes are made without a record (audit.on_full is \"drop\")",
+        (_, true) => {
+            "once the queue is full, calls with records are refused, logins too (audit.on_full is \"block\")"
+        }
+        (_, false) => "once the queue is full, calls with records are refused (audit.on_full is \"block\")",
     }
 }
 

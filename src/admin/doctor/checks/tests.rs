@@ -991,6 +991,20 @@ fn an_audit_file_that_is_moved_or_cannot_be_written() {
     let full = of(LogTroubleReport { unwritable: trouble(), ..LogTroubleReport::default() });
     let said = full.finds(&[(Error, "audit_unwritable")]);
     assert!(said.contains("for 7 s (disk full)"), "{said}");
+    for (lines, told) in [
+        (
+            "",
+            "audit.log cannot be written for 7 s (disk full): once the queue is full, calls with records are \
+             refused, logins too",
+        ),
+        ("audit.events = ['changes']\n", "calls with records are refused (audit.on_full is \"block\")"),
+        ("audit.on_full = 'drop'\n", "changes are made without a record (audit.on_full is \"drop\")"),
+    ] {
+        let full = of(LogTroubleReport { unwritable: trouble(), ..LogTroubleReport::default() });
+        let full = full.with(|scene| scene.lines += &format!("audit.file = 'audit.log'\n{lines}"));
+        let said = full.finds(&[(Error, "audit_unwritable")]);
+        assert!(said.contains(told), "{said}");
+    }
     of(LogTroubleReport { lost_path: trouble(), ..LogTroubleReport::default() })
         .finds(&[(Error, "audit_file_moved")]);
     let moved = |hours: u64| {
