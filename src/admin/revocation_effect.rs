@@ -41,7 +41,10 @@ impl RevocationEffect {
     }
 
     /// Describes the effect, after the change was made. Waits until the shards have ended the streams.
-    pub(super) async fn describe(self, sealer: &Sealer) -> String {
+    ///
+    /// `reaches_others` is true for a change that other replicas take from etcd: the user's sessions may
+    /// be there, and then nothing speaks against the name.
+    pub(super) async fn describe(self, sealer: &Sealer, reaches_others: bool) -> String {
         if let RevocationChange::Unblock(_) = self.change {
             let idle = "the user was not blocked: is the name right?";
             return if self.is_idle { idle } else { "the user may log in again" }.to_owned();
@@ -51,12 +54,8 @@ impl RevocationEffect {
         let invalid = sealer.listed_sessions().into_iter().filter(|session| !session.is_valid);
         let sessions = invalid.filter(|session| ended(&session.id)).count();
         let streams = sealer.ended_streams().total().saturating_sub(self.ended_streams);
-        let what = match &self.change {
-            RevocationChange::RevokeSession(_) => "id",
-            _ => "name",
-        };
         if (sessions, streams, is_applied) == (0, 0, true) {
-            return format!("no session and no stream on this replica has ended: is the {what} right?");
+            return nothing_ended(&self.change, reaches_others);
         }
         let more = if is_applied { "" } else { "; more may follow" };
         format!(
@@ -67,6 +66,20 @@ impl RevocationEffect {
     }
 }
 
+/// The effect of a change that ended nothing here.
+fn nothing_ended(change: &RevocationChange, reaches_others: bool) -> String {
+    let what = match change {
+        RevocationChange::RevokeSession(_) => "id",
+        _ => "name",
+    };
+    let doubt = if reaches_others {
+        "; those on other replicas end within 2 s".to_owned()
+    } else {
+        format!(": is the {what} right?")
+    };
+    format!("no session and no stream on this replica has ended{doubt}")
+}
+
 /// A number and its noun.
 fn counted(number: u64, noun: &str) -> String {
     let (first, rest) = noun.split_once(' ').unwrap_or((noun, ""));
@@ -74,5 +87,19 @@ fn counted(number: u64, noun: &str) -> String {
         (1, _) => format!("1 {noun}"),
         (_, "") => format!("{number} {noun}s"),
         (_, rest) => format!("{number} {first}s {rest}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::UserName;
+
+    #[test]
+    fn a_name_is_doubted_only_where_no_other_replica_can_have_its_sessions() {
+        let block = RevocationChange::Block(UserName::from("alice"));
+        let said = nothing_ended(&block, true);
+        assert!(said.ends_with("has ended; those on other replicas end within 2 s"), "{said}");
+        assert!(nothing_ended(&block, false).ends_with("has ended: is the name right?"));
     }
 }

@@ -282,7 +282,9 @@ impl AdminCommandService {
             );
         }
         let effect = RevocationEffect::before(change.clone(), &self.sealer, &self.register.revocations());
-        let storage = match self.register.change(change).await {
+        let stored = self.register.change(change).await;
+        let reaches_others = matches!(stored, Ok(RevocationStorage::Etcd));
+        let storage = match stored {
             Ok(RevocationStorage::Etcd) => "in force on this replica now, on all others within 2 s",
             Ok(RevocationStorage::File) => {
                 "in force now; kept in revocation.state_file, for this replica alone"
@@ -302,7 +304,7 @@ impl AdminCommandService {
                 };
             }
         };
-        AdminAnswer::Done(format!("{storage}\n{}", effect.describe(&self.sealer).await))
+        AdminAnswer::Done(format!("{storage}\n{}", effect.describe(&self.sealer, reaches_others).await))
     }
 
     /// Lets the reload task reload. The reload task records the reload with `uid`.

@@ -134,7 +134,7 @@ async fn every_replica_obeys_and_streams_end() {
         assert!(said.contains("ended on this replica: 1 session, 1 stream or waiting call"), "{said}");
         let said = done(&a, &["revoke", "nosuchuser"]).await;
         assert!(
-            said.contains("no session and no stream on this replica has ended: is the name right?"),
+            said.contains("no session and no stream on this replica has ended; those on other replicas"),
             "{said}"
         );
         let said = done(&a, &["unblock", "nosuchuser"]).await;
