@@ -67,7 +67,7 @@ impl OperatorActions {
         let asked = self.questions.ask(|answer| ShardQuestion::Kick(target.clone(), answer)).await;
         let kicked: Vec<KickedClient> = asked.map_err(|silent| {
             tracing::info!(
-                ?target,
+                %target,
                 uid = by.uid,
                 sudo_user = by.sudo_user,
                 from_replica = by.replica,
@@ -79,7 +79,7 @@ impl OperatorActions {
         })?;
         if kicked.is_empty() {
             tracing::info!(
-                ?target,
+                %target,
                 uid = by.uid,
                 sudo_user = by.sudo_user,
                 from_replica = by.replica,

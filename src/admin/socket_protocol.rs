@@ -5,6 +5,7 @@
 //! replica may ask for a closed set, without secrets, and without anything that outlives the process.
 
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 use super::doctor::DoctorReport;
 use super::drain::Progress;
@@ -172,6 +173,23 @@ pub enum FleetCommand {
     },
 }
 
+/// The command as an operator types it, for the log.
+impl fmt::Display for FleetCommand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status {} => f.write_str("status"),
+            Self::Show { topic } => {
+                let named = ViewTopic::ALL.iter().find(|(_, one)| one == topic);
+                write!(f, "show {}", named.map_or("", |(name, _)| name))
+            }
+            Self::Kick { client } => write!(f, "kick {client}"),
+            Self::KickPeer { peer } => write!(f, "kick {peer}"),
+            Self::Pause { member } => write!(f, "pause {member}"),
+            Self::Resume { member } => write!(f, "resume {member}"),
+        }
+    }
+}
+
 impl FleetCommand {
     /// True for a command that changes something.
     #[must_use]
@@ -234,6 +252,20 @@ pub enum ReplicaOutcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_log_has_an_order_as_an_operator_types_it() {
+        for (command, typed) in [
+            (FleetCommand::KickPeer { peer: "alice".into() }, "kick alice"),
+            (FleetCommand::Kick { client: 7 }, "kick 7"),
+            (FleetCommand::Pause { member: "m3".into() }, "pause m3"),
+            (FleetCommand::Resume { member: "m3".into() }, "resume m3"),
+            (FleetCommand::Show { topic: ViewTopic::Members }, "show members"),
+            (FleetCommand::Status {}, "status"),
+        ] {
+            assert_eq!(command.to_string(), typed);
+        }
+    }
 
     #[test]
     fn what_a_replica_takes_from_another_is_a_closed_set() {

@@ -4,6 +4,7 @@
 //! of a shard. Invariants: a shard is asked by a message and answers in a task of its own, so that a call
 //! takes no lock; a shard that does not answer in time delays the asker only.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -49,6 +50,15 @@ pub enum KickTarget {
     /// All connections of a peer, of an etcd user, or of an address with or without its port, in the form of
     /// the view of clients.
     Named(Arc<str>),
+}
+
+impl fmt::Display for KickTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(client) => write!(f, "{client}"),
+            Self::Named(name) => f.write_str(name),
+        }
+    }
 }
 
 /// A shard has not answered in time: it is stuck, or ending.

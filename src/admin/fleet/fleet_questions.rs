@@ -113,7 +113,7 @@ impl Fleet {
         let (command, others) = (&question.command, found.iter().filter(|replica| !replica.is_here).count());
         if others > 0 && command.is_order() {
             tracing::info!(
-                ?command,
+                %command,
                 replicas = others,
                 uid = by.uid,
                 sudo_user = by.sudo_user,
