@@ -99,7 +99,9 @@ impl std::fmt::Display for ReloadOutcome {
 /// Formats the changes for a terminal, one per line.
 impl std::fmt::Display for AppliedReload {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.changes.is_empty() {
+        if self.changes.is_empty() && self.waiting.is_empty() {
+            write!(f, "nothing has changed since the last start or reload")?;
+        } else if self.changes.is_empty() {
             write!(f, "nothing has changed that can change while running")?;
         } else {
             write!(f, "{}", self.changes.join("\n"))?;
@@ -159,5 +161,19 @@ impl ReloadRequest {
     /// Sends the outcome. A client that has gone does not need it.
     pub fn answer(self, outcome: ReloadOutcome) {
         drop(self.done.send(outcome));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reload_of_what_is_in_force_says_so() {
+        let nothing = AppliedReload::default();
+        assert_eq!(nothing.to_string(), "nothing has changed since the last start or reload");
+        let waiting = AppliedReload { waiting: vec!["runtime".into()], ..nothing };
+        let said = "nothing has changed that can change while running\nwaits for a restart: runtime";
+        assert_eq!(waiting.to_string(), said);
     }
 }
