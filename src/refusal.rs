@@ -301,8 +301,8 @@ impl Refusal {
         Self { code: status.code, message: status.message.clone(), reason: RefusalReason::Member }
     }
 
-    /// A member's refusal of a watch, in etcd's `cancel_reason`. A reason without a code, such as a duplicate watch
-    /// id, has the code Unknown, as a Go error without a code.
+    /// A member's refusal of a watch, in etcd's `cancel_reason`. A reason without a code, such as a duplicate
+    /// watch id, has the code Unknown, as a Go error without a code.
     #[must_use]
     pub fn of_cancel_reason(reason: &[u8]) -> Self {
         let reason = String::from_utf8_lossy(reason);

@@ -1,8 +1,8 @@
 //! The runtime of the control thread, and the signals of the process.
 //!
 //! Owns: the kinds of signals that are received, and since when. Must not know: the meaning of a signal.
-//! Invariants: from the creation of the runtime on, SIGHUP does not end the process, and none is lost; neither
-//! does SIGXFSZ, so a limit on the size of files is the error of a write, as a full disk is.
+//! Invariants: from the creation of the runtime on, SIGHUP does not end the process, and none is lost;
+//! SIGXFSZ does not either, so a limit on the size of files is an error of a write, as a full disk is.
 
 use std::io;
 

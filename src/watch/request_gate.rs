@@ -128,7 +128,8 @@ impl WatchRequestGate {
         HubInput::DeniedClient(message, refusal)
     }
 
-    /// Tells of a watch, given as its WatchCreateRequest, that a member refused, or that no member can be asked for.
+    /// Tells of a watch, given as its WatchCreateRequest, that a member refused, or that no member can be
+    /// asked for.
     pub fn note_refused(&self, create: &[u8], refusal: &Refusal) {
         (self.refused)(refusal, None);
         self.record(&RefusedWatch { asked: RefusedWatchRequest::Create(create), refusal, limit: None });

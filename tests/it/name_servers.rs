@@ -65,7 +65,9 @@ struct Row {
 
 impl Row {
     fn new(what: &'static str, servers: Vec<Script>) -> Self {
-        let (options, times) = ("options timeout:30", LookupTimes::default());
+        let options = "options timeout:30";
+        // A machine that stands still ends no lookup.
+        let times = LookupTimes { shortest_limit: PATIENCE, ..LookupTimes::default() };
         Self { what, servers, options, hosts: "", name: NAME, found: &["10.0.0.1"], times }
     }
 
@@ -176,8 +178,8 @@ impl Row {
 
     /// The lookup waits for an answer that comes: a machine may stand still for longer than the usual times.
     fn waiting(self) -> Self {
-        let (preferred_server, other_family, shortest_limit) = (PATIENCE, PATIENCE, PATIENCE);
-        Self { times: LookupTimes { preferred_server, other_family, shortest_limit, ..self.times }, ..self }
+        let times = LookupTimes { preferred_server: PATIENCE, other_family: PATIENCE, ..self.times };
+        Self { times, ..self }
     }
 
     fn finding(self, found: &'static [&'static str]) -> Self {
