@@ -11,6 +11,7 @@ use keyward::admin::view::ViewTopic;
 use keyward::downstream::session::{RevocationChange, Revocations};
 use keyward::gateway::shard_questions::{KickTarget, ShardQuestion};
 use keyward::members::membership::AuthSetting;
+use keyward::members::version::Version;
 use keyward::pb::etcdserverpb::AuthenticateRequest;
 use keyward::refusal::{Code, RefusalReason};
 use keyward::tasks::Tasks;
@@ -265,6 +266,8 @@ fn a_watch_that_etcds_roles_refuse_leaves_a_record_and_counts_as_failed() {
     });
 }
 
+const MOVE_LEADER: &str = "/etcdserverpb.Maintenance/MoveLeader";
+const USER_LIST: &str = "/etcdserverpb.Auth/UserList";
 const ROLE_DENIES: &str = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
 
 /// The client is told what it would be told of a wrong password, and only an operator is told the difference.
@@ -292,6 +295,64 @@ fn a_blocked_users_login_is_told_apart_from_a_wrong_password() {
         assert_eq!((logins("blocked"), logins("refused")), (1, 1));
         let rows = keyward.shown(ViewTopic::Clients).await;
         assert_eq!(rows[0]["last_error_by"], "password");
+    });
+}
+
+/// `etcdserver: permission denied` of the namespace, of a check in place of an old member's, of etcd and of the policy.
+#[test]
+fn causes_with_one_text_are_told_apart_in_the_log_the_audit_log_the_view_and_the_metric() {
+    paused(async {
+        let namespace = "[[binding]]\npeer = 'password:bob'\nnamespace = '/t/'\nmode = 'shadow'\n";
+        let role =
+            "[[role]]\nname = 'all'\n[[role.allow]]\nactions = ['read', 'maintenance']\neverything = true\n";
+        let carol = "[[binding]]\npeer = 'password:carol'\nroles = ['all']\n";
+        let folder = policy_folder(&format!("{role}{namespace}{carol}"));
+        let file = folder.path().join("audit.log");
+        let mut member = Member::new(1, &Tasks::default());
+        member.version = Version::parse("3.5.1").expect("a version");
+        let member = Rc::new(member);
+        let lines = format!("{ENFORCED}[audit]\nfile = {file:?}\nevents = ['refusals']\n");
+        let mut keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", &lines);
+        keyward.metrics.refusals.name_reasons(RefusalReason::NAMES);
+        let log = Log::default();
+        let _listening = log.listen();
+        let [bob, carol] = [keyward.logged_in("bob").await, keyward.logged_in("carol").await];
+        let denies = async |path: &'static str| {
+            member.called(path).await.refuse(Code::PermissionDenied, "etcdserver: permission denied");
+        };
+        let mut told = Vec::new();
+        told.push(bob.call(USER_LIST, b"").await.end);
+        let by_patch = tokio::join!(carol.call(MOVE_LEADER, b""), denies(USER_LIST)).0;
+        told.push(by_patch.end);
+        told.push(carol.call(PUT, put(1)).await.end);
+        told.push(tokio::join!(carol.call(RANGE, range("/k")), denies(RANGE)).0.end);
+        assert!(told.iter().all(|end| end.told() == told[0].told()), "{told:?}");
+        let rows = keyward.shown(ViewTopic::Clients).await;
+        let last_by = rows.iter().map(|row| (row["user"].clone(), row["last_error_by"].clone()));
+        let last_by: Vec<_> = last_by.filter(|(_, by)| !by.is_null()).collect();
+        assert!(last_by.contains(&("bob".into(), "namespace".into())), "{last_by:?}");
+        assert!(last_by.contains(&("carol".into(), "etcd".into())), "{last_by:?}");
+        let causes = ["namespace", "patch", "policy", "etcd"];
+        for by in causes {
+            let field = format!("refused_by={by:?}");
+            assert_eq!(access_lines(&log, &[&field]), 1, "{by}: {log:?}");
+        }
+        // Calls that a member refuses are no refusals of Keyward's.
+        assert_eq!(["namespace", "patch", "policy"].map(|by| refused(&keyward, by)), [1, 1, 1]);
+        drop((bob, carol));
+        keyward.ended().await;
+        drop(keyward);
+        let written = loop {
+            let text = std::fs::read_to_string(&file).expect("UTF-8");
+            if text.contains(r#""event":"stop""#) {
+                break text;
+            }
+            std::thread::yield_now();
+        };
+        for by in causes {
+            let field = format!(r#""refused_by":"{by}""#);
+            assert_eq!(written.lines().filter(|line| line.contains(&field)).count(), 1, "{by}: {written}");
+        }
     });
 }
 
