@@ -58,7 +58,7 @@ pub enum AdminCommand {
     Reload {},
     /// Change the filter of the log until the next reload or restart.
     LogLevel {
-        /// A [`LogFilter`].
+        /// A [`LogFilter`](crate::telemetry::log_filter::LogFilter).
         filter: String,
     },
     /// Report what is going on.

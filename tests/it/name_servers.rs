@@ -259,11 +259,10 @@ fn a_name_is_found_at_every_kind_of_name_server() {
         let rows = table.map(async |row| {
             let has_by_servers = !row.needs_files()
                 && !["timeout:1", "use-vc"].iter().any(|option| row.options.contains(option));
-            let ways: [(&str, fn(&Machine) -> NameSource); 2] =
-                [("files", Machine::by_files), ("servers", Machine::by_servers)];
-            for (way, source) in ways.into_iter().take(1 + usize::from(has_by_servers)) {
+            for way in ["files", "servers"].into_iter().take(1 + usize::from(has_by_servers)) {
                 let machine = Machine::start(&tasks, &row.servers, row.options, row.hosts).await;
-                let names = resolver_with(source(&machine), None, row.times);
+                let source = if way == "files" { machine.by_files() } else { machine.by_servers() };
+                let names = resolver_with(source, None, row.times);
                 match tokio::time::timeout(LIMIT, names.addresses(row.name)).await {
                     Err(_) => {
                         faults.borrow_mut().push(format!("{} by {way}: not within {LIMIT:?}", row.what))

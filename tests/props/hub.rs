@@ -489,6 +489,9 @@ impl<'a> World<'a> {
                 assert!(!key.is_empty(), "an empty key is the first one");
                 self.checks.push((watch, stream));
             }
+            HubOutput::Refused(create, _) => {
+                pb::WatchCreateRequest::decode(create).expect("a create");
+            }
             HubOutput::Emit(message) => {
                 self.said += message.len();
                 self.seen(&pb::WatchResponse::decode(message).expect("a response"));

@@ -1,7 +1,7 @@
 //! Freshness of an authentic request: for this process, recent, and not taken before.
 //!
 //! Owns: the mark of the process, the time limit, and the requests of this time. Must not know: seals,
-//! commands. Invariants: a request is taken once, by the process that it names, within [`RECENT`] of the
+//! commands. Invariants: a request is taken once, by the process that it names, within `RECENT` of the
 //! moment at which this process told its time; no clock but this process's own is asked, so clocks may
 //! differ; the memory of requests is bounded, and a full one refuses.
 
@@ -34,7 +34,7 @@ pub struct ToldTime {
 pub enum StaleRequest {
     /// The request is for another process.
     Elsewhere,
-    /// The request is older than [`RECENT`], or from a time to come.
+    /// The request is older than `RECENT`, or from a time to come.
     Late,
     /// The request was taken before.
     Replayed,
