@@ -2,23 +2,33 @@
 //!
 //! Owns: the forms of a request's body, and the reasons for the early end of a request's or a response's
 //! body. Must not know: the content of a body, how a made body is made. Invariant: bytes not taken by the
-//! reader stay with the client, by HTTP/2's flow control or in HTTP/1's socket.
+//! reader stay with the client, by HTTP/2's flow control or in HTTP/1's socket, until the request has its
+//! answer; then a bounded unread body of HTTP/1 is passed over, so that the connection can serve the next
+//! request.
 
 use std::cell::{Cell, RefCell};
 use std::error::Error as _;
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
 
 use crate::io::http2_body::Http2Body;
 use crate::refusal::Refusal;
+
+/// Bytes of a request over HTTP/1 passed over behind its answer: a call is hardly ever longer.
+const UNREAD_BYTES: usize = 64 * 1024;
+/// Time for these bytes: a client that was not interrupted sends them at once.
+const UNREAD_TIME: Duration = Duration::from_secs(1);
 
 /// The body of a client's request.
 pub enum ClientBody {
@@ -33,7 +43,8 @@ pub enum ClientBody {
 /// A body received over HTTP/1, with the bond of its request to the connection. Once the body was read to
 /// its end, or dropped, the connection may look behind it.
 pub struct Http1Body {
-    incoming: Box<Incoming>,
+    /// `None` once the body was dropped.
+    incoming: Option<Box<Incoming>>,
     bond: Rc<Http1Bond>,
 }
 
@@ -94,6 +105,10 @@ pub struct Http1Bond {
     handler: RefCell<Option<UpgradeHandler>>,
     ends_with_client: Cell<bool>,
     is_read: Cell<bool>,
+    /// True until somebody reads the request's body, or the request has its answer: a body dropped before is
+    /// left in `unread`.
+    keeps_unread: Cell<bool>,
+    unread: Cell<Option<Box<Incoming>>>,
     /// The connection, while it waits for the end of the request's body.
     waiting: Cell<Option<Waker>>,
 }
@@ -118,6 +133,30 @@ impl Http1Bond {
     pub(super) fn reset(&self) {
         self.ends_with_client.set(false);
         self.is_read.set(false);
+        self.keeps_unread.set(true);
+        self.unread.set(None);
+    }
+
+    /// Passes over a body that nobody has begun to read, now that the request has its answer. False if the
+    /// body is longer than [`UNREAD_BYTES`], or does not come within [`UNREAD_TIME`]: the connection must end
+    /// then. Cancel-safe.
+    pub(super) async fn pass_unread_over(&self) -> bool {
+        self.keeps_unread.set(false);
+        let Some(mut rest) = self.unread.take() else { return true };
+        let passing = async {
+            let mut bytes = 0;
+            while bytes <= UNREAD_BYTES {
+                match poll_fn(|cx| Pin::new(&mut rest).poll_frame(cx)).await {
+                    Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
+                    // A body with a fault has no end.
+                    end => return end.is_none(),
+                }
+            }
+            false
+        };
+        let is_over = timeout(UNREAD_TIME, passing).await.unwrap_or(false);
+        self.note_read();
+        is_over
     }
 
     pub(super) fn ends_with_client(&self) -> bool {
@@ -146,7 +185,7 @@ impl Http1Body {
         if incoming.is_end_stream() {
             bond.note_read();
         }
-        Self { incoming: Box::new(incoming), bond: Rc::clone(bond) }
+        Self { incoming: Some(Box::new(incoming)), bond: Rc::clone(bond) }
     }
 
     /// The bond of the body's request to its connection.
@@ -156,18 +195,27 @@ impl Http1Body {
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ClientBodyError>>> {
-        let polled = Pin::new(&mut self.incoming).poll_frame(cx).map_err(|error| error_of(&error));
+        let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
+        self.bond.keeps_unread.set(false);
+        let polled = Pin::new(&mut *incoming).poll_frame(cx).map_err(|error| error_of(&error));
         let is_over = !matches!(polled, Poll::Pending | Poll::Ready(Some(Ok(_))));
-        if is_over || self.incoming.is_end_stream() {
+        if is_over || incoming.is_end_stream() {
             self.bond.note_read();
         }
         polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.as_ref().is_none_or(|incoming| incoming.is_end_stream())
     }
 }
 
 impl Drop for Http1Body {
     fn drop(&mut self) {
-        self.bond.note_read();
+        match self.incoming.take().filter(|_| self.bond.keeps_unread.get() && !self.bond.is_read.get()) {
+            Some(rest) => self.bond.unread.set(Some(rest)),
+            None => self.bond.note_read(),
+        }
     }
 }
 
@@ -189,7 +237,7 @@ impl Body for ClientBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Http2(body) => body.is_end_stream(),
-            Self::Http1(body) => body.incoming.is_end_stream(),
+            Self::Http1(body) => body.is_end_stream(),
             Self::Made(body) => body.is_end_stream(),
         }
     }

@@ -111,10 +111,13 @@ impl<B: 'static> Service<Request<Incoming>> for AnswerService<B> {
         self.bond.reset();
         let request = request.map(|body| ClientBody::Http1(Http1Body::new(body, &self.bond)));
         let (answer, turn, leave) = (Rc::clone(&self.answer), Rc::clone(&self.turn), Rc::clone(&self.leave));
+        let bond = Rc::clone(&self.bond);
         async move {
             poll_fn(|cx| turn.poll_request(cx)).await;
             let mut response = answer(request).await;
-            if leave.get() != Leave::Stays && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            let is_whole = bond.pass_unread_over().await;
+            let leaves = leave.get() != Leave::Stays && response.status() != StatusCode::SWITCHING_PROTOCOLS;
+            if leaves || !is_whole {
                 // hyper closes the connection behind this answer.
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }

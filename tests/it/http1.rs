@@ -75,6 +75,44 @@ fn a_connection_serves_one_request_after_the_other_in_order() {
     });
 }
 
+/// A refusal that needs no body is decided before the body has come.
+#[test]
+fn a_connection_goes_on_behind_a_refusal_made_before_the_body_came_or_says_that_it_ends() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        let mut io = keyward.connect();
+        let range = |length: usize| {
+            let fields = format!("Host: x\r\nAuthorization: unknown\r\nContent-Length: {length}");
+            format!("POST /v3/kv/range HTTP/1.1\r\n{fields}\r\n\r\n")
+        };
+        let chunks = range(0).replace("Content-Length: 0", "Transfer-Encoding: chunked");
+        for (head, body) in [(range(2), "{}"), (chunks, "2\r\n{}\r\n0\r\n\r\n"), (range(2), "{}")] {
+            io.write_all(head.as_bytes()).await.expect("written");
+            settled().await;
+            io.write_all(body.as_bytes()).await.expect("written");
+            let mut bytes = [0; 4096];
+            let count = io.read(&mut bytes).await.expect("an answer");
+            let answer = String::from_utf8_lossy(&bytes[..count]);
+            assert!(answer.starts_with("HTTP/1.1 401") && !answer.contains("Connection:"), "{answer}");
+        }
+        let next = "GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        let answer = told(io, next.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+
+        for sent in [0, 1000] {
+            let mut io = keyward.connect();
+            io.write_all(range(1 << 20).as_bytes()).await.expect("written");
+            let answer = told(io, &vec![b' '; sent]).await;
+            assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+            assert!(
+                answer.contains("Connection: close") && answer.matches("HTTP/1.1").count() == 1,
+                "{answer}"
+            );
+        }
+    });
+}
+
 /// Two lengths, or a length beside chunks, are the means of smuggling a request past a proxy.
 #[test]
 fn a_request_of_ambiguous_length_ends_the_connection() {
