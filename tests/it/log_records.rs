@@ -22,6 +22,7 @@ use keyward::telemetry::single_label::one;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use crate::audit::Audited;
 use crate::member::Member;
 use crate::revocations::decide;
 use crate::rig::{Keyward, log_in, paused, renewing, watching};
@@ -310,9 +311,8 @@ fn causes_with_one_text_are_told_apart_in_the_log_the_audit_log_the_view_and_the
         let file = folder.path().join("audit.log");
         let mut member = Member::new(1, &Tasks::default());
         member.version = Version::parse("3.5.1").expect("a version");
-        let member = Rc::new(member);
         let lines = format!("{ENFORCED}[audit]\nfile = {file:?}\nevents = ['refusals']\n");
-        let mut keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", &lines);
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", &lines);
         keyward.metrics.refusals.name_reasons(RefusalReason::NAMES);
         let log = Log::default();
         let _listening = log.listen();
@@ -340,18 +340,10 @@ fn causes_with_one_text_are_told_apart_in_the_log_the_audit_log_the_view_and_the
         // Calls that a member refuses are no refusals of Keyward's.
         assert_eq!(["namespace", "patch", "policy"].map(|by| refused(&keyward, by)), [1, 1, 1]);
         drop((bob, carol));
-        keyward.ended().await;
-        drop(keyward);
-        let written = loop {
-            let text = std::fs::read_to_string(&file).expect("UTF-8");
-            if text.contains(r#""event":"stop""#) {
-                break text;
-            }
-            std::thread::yield_now();
-        };
+        let (records, _) = Audited { member, keyward, folder }.ended().await;
         for by in causes {
-            let field = format!(r#""refused_by":"{by}""#);
-            assert_eq!(written.lines().filter(|line| line.contains(&field)).count(), 1, "{by}: {written}");
+            let of = records.iter().filter(|record| record["refused_by"] == by).count();
+            assert_eq!(of, 1, "{by}: {records:#?}");
         }
     });
 }
