@@ -253,16 +253,21 @@ async fn nothing_outside(version: &Version, root: &Ctl) {
     }
 }
 
-/// A member with watches, the leader if it has some; never the member that tells the history, the first.
-async fn member_to_kill(cluster: &Cluster, keyward: &Keyward) -> usize {
-    let leader = cluster.leader().await;
-    let mut best = None;
-    for member in 1..cluster.len() {
+/// Watch streams at each member.
+async fn watch_streams(cluster: &Cluster, keyward: &Keyward) -> Vec<f64> {
+    let mut streams = Vec::new();
+    for member in 0..cluster.len() {
         let id = format!("{:x}", cluster.member_id(member).await);
-        let watches = keyward.metric("keyward_member_streams", &[("member", &id), ("kind", "watch")]).await;
-        best = best.max(Some((watches > 0.0, member == leader, member)));
+        streams.push(keyward.metric("keyward_member_streams", &[("member", &id), ("kind", "watch")]).await);
     }
-    let (has_watches, _, member) = best.expect("more than one member");
+    streams
+}
+
+/// A member with lasting watches, the leader if it has some; never the member that tells the history, the first.
+async fn member_to_kill(cluster: &Cluster, lasting: &[f64]) -> usize {
+    let leader = cluster.leader().await;
+    let others = (1..cluster.len()).map(|member| (lasting[member] > 0.0, member == leader, member));
+    let (has_watches, _, member) = others.max().expect("more than one member");
     assert!(has_watches, "every watch is at the first member");
     member
 }
@@ -302,6 +307,8 @@ async fn two_namespaces(version: &Version) {
         Rounds::start(family, program.clone(), tenant, front, &ca)
     });
     let rounds = join_all(starts).await;
+    // No other watch is open yet: each of these is at its member until that is killed, or is resumed elsewhere before.
+    let lasting = watch_streams(&cluster, &keyward).await;
     join_all(rounds.iter().map(|one| one.round(&root, 1))).await;
     let recipes = TENANTS.map(|tenant| (tenant, recipes(tenant, &through)));
     let ctls = TENANTS.map(|tenant| cluster.ctl().as_user(tenant.user).to(vec![keyward.url()]));
@@ -315,7 +322,7 @@ async fn two_namespaces(version: &Version) {
         client.says("wait_called").await;
     }
     lifetime(Duration::from_secs(u64::from(TTL) + 1)).await;
-    let killed = member_to_kill(&cluster, &keyward).await;
+    let killed = member_to_kill(&cluster, &lasting).await;
     cluster.kill(killed);
     cluster.leader().await;
     join_all(rounds.iter().map(|one| one.round(&root, 2))).await;
