@@ -14,7 +14,7 @@ use super::grants::{ActionGrants, GrantPart, VariableTexts};
 use super::interval_set::{GrantId, IntervalSet, KeyInterval};
 use super::own_grants::OwnGrants;
 use super::permit_set::{PermitSet, PolicyGeneration};
-use super::rules_in_force::RulesInForce;
+use super::rules_in_force::{RulesGeneration, RulesInForce};
 use crate::config::policy_document::{PolicyBinding, PolicyDocument};
 use crate::config::{Config, PolicyMode, PolicySettings};
 use crate::identity::Peer;
@@ -87,28 +87,28 @@ impl Policy {
     /// Compiles `rules` under a configuration for decisions from `now` on, up to [`Policy::next_end`].
     #[must_use]
     pub fn of(config: &Config, rules: &RulesInForce, now: SystemTime) -> Self {
-        let (number, document) = rules.generation(config);
-        let is_known = !matches!(rules, RulesInForce::Unknown);
         let settings = Arc::clone(&config.policy);
-        Self { document, number, is_known, ..Self::new(settings, config.own_prefixes(), now) }
+        Self::new(settings, rules.generation(config), config.own_prefixes(), now)
     }
 
-    /// Compiles a policy, with key prefixes closed to every client.
+    /// Compiles rules under the settings of a policy, with key prefixes closed to every client. Nothing but the
+    /// settings is taken from the settings: their own document may not be in force.
     pub(super) fn new<'a>(
         settings: Arc<PolicySettings>,
+        rules: RulesGeneration,
         own_prefixes: impl Iterator<Item = &'a str>,
         now: SystemTime,
     ) -> Self {
+        let RulesGeneration { number, document, is_known } = rules;
         let closed = own_prefixes.map(|prefix| KeyInterval {
             start: prefix.as_bytes().into(),
             end: end_of_prefix(prefix.as_bytes()).map(Into::into),
             grant: GrantId { role: 0, grant: 0 },
         });
         let closed = Arc::new(IntervalSet::new(closed.collect()));
-        let document = Arc::clone(&settings.document);
         let by_roles = Mutex::default();
-        let own_grants = OwnGrants::new(&document);
-        Self { settings, document, number: 0, is_known: true, compiled_at: now, closed, by_roles, own_grants }
+        let own_grants = OwnGrants::new(Arc::clone(&document));
+        Self { settings, document, number, is_known, compiled_at: now, closed, by_roles, own_grants }
     }
 
     /// False before the stored policy was read: no caller may be admitted then.
@@ -207,7 +207,7 @@ impl Policy {
         // A claim never makes the mode weaker.
         let mode = mode.unwrap_or(self.settings.mode).max(claimed_mode);
         let own = (mode != PolicyMode::Off && ActionGrants::have_variables(&self.document, &roles))
-            .then(|| self.own_grants.of(&self.document, &roles, texts));
+            .then(|| self.own_grants.of(&roles, texts));
         PermitSet {
             mode,
             namespace: CallerNamespace::of(&namespaces),

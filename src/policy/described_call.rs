@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::compiled::{Policy, PolicySubject};
 use super::mapping::{Mapping, MappingResult};
 use super::permit_set::{Decision, PermitSet};
+use super::rules_in_force::RulesGeneration;
 use crate::config::policy_document::PolicyDocument;
 use crate::config::{Config, Identify, PolicyMode, PolicySettings};
 use crate::identity::Peer;
@@ -85,12 +86,9 @@ impl<'c> JudgingPolicy<'c> {
     #[must_use]
     pub fn new(config: &'c Config, document: &PolicyDocument, now: SystemTime) -> Self {
         let compiled = |mode: PolicyMode, document: PolicyDocument| {
-            let settings = PolicySettings {
-                mode,
-                document: Arc::new(document),
-                ..PolicySettings::clone(&config.policy)
-            };
-            Policy::new(Arc::new(settings), config.own_prefixes(), now)
+            let settings = PolicySettings { mode, ..PolicySettings::clone(&config.policy) };
+            let rules = RulesGeneration { number: 0, document: Arc::new(document), is_known: true };
+            Policy::new(Arc::new(settings), rules, config.own_prefixes(), now)
         };
         let mut enforced = document.clone();
         enforced.bindings.iter_mut().for_each(|binding| binding.mode = None);

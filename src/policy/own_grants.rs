@@ -19,7 +19,8 @@ const ENTRY: usize = 256;
 /// The compiled grants of callers.
 #[derive(Debug)]
 pub(super) struct OwnGrants {
-    /// The variables of the document.
+    document: Arc<PolicyDocument>,
+    /// The variables of the document: all that tells one caller's grants from another's.
     variables: Vec<KeyVariable>,
     kept: Mutex<KeptGrants>,
 }
@@ -75,7 +76,7 @@ impl KeptGrants {
 
 impl OwnGrants {
     /// Nothing yet, for a document.
-    pub(super) fn new(document: &PolicyDocument) -> Self {
+    pub(super) fn new(document: Arc<PolicyDocument>) -> Self {
         let roles = document.roles.iter();
         let grants = roles.flat_map(|role| role.allow.iter().chain(&role.deny));
         let parts = grants.filter_map(|grant| grant.keys.as_ref()).flat_map(|keys| keys.templates());
@@ -87,23 +88,18 @@ impl OwnGrants {
                 variables.push(variable.clone());
             }
         }
-        Self { variables, kept: Mutex::default() }
+        Self { document, variables, kept: Mutex::default() }
     }
 
     /// The grants of `roles` with the texts of a caller.
-    pub(super) fn of(
-        &self,
-        document: &PolicyDocument,
-        roles: &[usize],
-        texts: VariableTexts<'_>,
-    ) -> Arc<ActionGrants> {
+    pub(super) fn of(&self, roles: &[usize], texts: VariableTexts<'_>) -> Arc<ActionGrants> {
         let owned = |variable| values(variable, texts).into_iter().map(Into::into).collect();
         let caller = GrantedCaller { roles: roles.into(), texts: self.variables.iter().map(owned).collect() };
         if let Some(known) = self.kept(|kept| kept.find(&caller)) {
             return known;
         }
         // Without the lock: another shard may compile the same.
-        let grants = Arc::new(ActionGrants::new(document, roles, GrantPart::Own(texts)));
+        let grants = Arc::new(ActionGrants::new(&self.document, roles, GrantPart::Own(texts)));
         let made = Arc::clone(&grants);
         self.kept(|kept| kept.keep_new(caller, grants));
         made
@@ -160,18 +156,17 @@ mod tests {
         Peer::Jwt { issuer: "iss".into(), subject: "s".into(), claims }
     }
 
-    fn grants(own: &OwnGrants, document: &PolicyDocument, peer: &Peer) -> Arc<ActionGrants> {
-        own.of(document, &[0], VariableTexts { peer, etcd_user: None })
+    fn grants(own: &OwnGrants, peer: &Peer) -> Arc<ActionGrants> {
+        own.of(&[0], VariableTexts { peer, etcd_user: None })
     }
 
     #[test]
     fn callers_in_turn_and_renewed_tokens_are_compiled_once() {
-        let document = rules(300);
-        let own = OwnGrants::new(&document);
-        let first = [0, 1].map(|number| grants(&own, &document, &holder(number, 50, 0)));
+        let own = OwnGrants::new(rules(300));
+        let first = [0, 1].map(|number| grants(&own, &holder(number, 50, 0)));
         for expiry in 1..4 {
             for (number, first) in first.iter().enumerate() {
-                let again = grants(&own, &document, &holder(number, 50, expiry));
+                let again = grants(&own, &holder(number, 50, expiry));
                 assert!(Arc::ptr_eq(first, &again), "compiled again");
             }
         }
@@ -183,9 +178,8 @@ mod tests {
         for (count, values, is_granted) in
             [(300, 54, true), (300, 55, false), (300, 256, false), (30, 256, true), (30, 257, false)]
         {
-            let document = rules(count);
-            let own = OwnGrants::new(&document);
-            let made = grants(&own, &document, &holder(0, values, 0));
+            let own = OwnGrants::new(rules(count));
+            let made = grants(&own, &holder(0, values, 0));
             let is_allowed = made.allowed_run(Action::Write, b"/g0-0/7/x").is_some();
             assert_eq!(is_allowed, is_granted, "{count} rules, {values} values");
             assert!(made.bytes() <= MOST_BYTES / 4, "{} bytes", made.bytes());
@@ -194,7 +188,7 @@ mod tests {
         let most_bytes = |groups| {
             let claims = [("groups".to_owned(), groups)].into_iter().collect::<JwtClaims>();
             let peer = Peer::Jwt { issuer: "iss".into(), subject: "s".into(), claims: Arc::new(claims) };
-            grants(&OwnGrants::new(&document), &document, &peer).bytes()
+            grants(&OwnGrants::new(Arc::clone(&document)), &peer).bytes()
         };
         assert!(most_bytes(vec!["x".repeat(1 << 20)]) == 0, "one long value");
         assert!(most_bytes(vec!["x".repeat(1000); 200]) == 0, "many long values");
@@ -203,16 +197,15 @@ mod tests {
 
     #[test]
     fn one_caller_more_displaces_those_not_seen_for_longest() {
-        let document = rules(100);
-        let own = OwnGrants::new(&document);
+        let own = OwnGrants::new(rules(100));
         let dear = holder(0, 100, 0);
-        let kept = grants(&own, &document, &dear);
+        let kept = grants(&own, &dear);
         for number in 1..60 {
-            drop(grants(&own, &document, &holder(number, 100, 0)));
-            assert!(Arc::ptr_eq(&kept, &grants(&own, &document, &dear)), "displaced by {number}");
+            drop(grants(&own, &holder(number, 100, 0)));
+            assert!(Arc::ptr_eq(&kept, &grants(&own, &dear)), "displaced by {number}");
             assert!(own.kept(|kept| kept.bytes()) <= MOST_BYTES);
         }
-        let again = grants(&own, &document, &holder(1, 100, 0));
+        let again = grants(&own, &holder(1, 100, 0));
         assert!(again.allowed_run(Action::Read, b"/g1-0/7/x").is_some(), "the answer does not depend on it");
     }
 }

@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use crate::config::Config;
 use crate::config::policy_document::PolicyDocument;
+use crate::config::{Config, PolicySettings};
 
 /// The rules in force.
 #[derive(Clone, Debug)]
@@ -26,12 +26,30 @@ pub enum RulesInForce {
 }
 
 impl RulesInForce {
-    /// The number of the generation, 0 for the configuration's rules, and the document.
-    pub(super) fn generation(&self, config: &Config) -> (u64, Arc<PolicyDocument>) {
+    pub(super) fn generation(&self, config: &Config) -> RulesGeneration {
         match self {
-            Self::Configured => (0, Arc::clone(&config.policy.document)),
-            Self::Unknown => (0, Arc::default()),
-            Self::Stored { number, document } => (*number, Arc::clone(document)),
+            Self::Configured => RulesGeneration::configured(&config.policy),
+            Self::Unknown => RulesGeneration { number: 0, document: Arc::default(), is_known: false },
+            Self::Stored { number, document } => {
+                RulesGeneration { number: *number, document: Arc::clone(document), is_known: true }
+            }
         }
+    }
+}
+
+/// One generation of rules, for the compilation.
+#[derive(Debug)]
+pub(super) struct RulesGeneration {
+    /// 0 for the configuration's rules.
+    pub(super) number: u64,
+    pub(super) document: Arc<PolicyDocument>,
+    /// False before the stored policy was read.
+    pub(super) is_known: bool,
+}
+
+impl RulesGeneration {
+    /// The rules of the configuration's policy file.
+    pub(super) fn configured(settings: &PolicySettings) -> Self {
+        Self { number: 0, document: Arc::clone(&settings.document), is_known: true }
     }
 }

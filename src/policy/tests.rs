@@ -13,7 +13,7 @@ use prost::Message as _;
 use super::compiled::{Policy, PolicySubject};
 use super::learned::{LearningBounds, PolicyLearner};
 use super::permit_set::{Decision, DenialReason, PermitSet};
-use super::rules_in_force::RulesInForce;
+use super::rules_in_force::{RulesGeneration, RulesInForce};
 use crate::config::{self, Config, PolicyMode, PolicySettings};
 use crate::identity::Peer;
 use crate::identity::peer::JwtClaims;
@@ -51,6 +51,11 @@ pub(super) fn peer(name: &str) -> Peer {
 
 pub(super) fn permits(policy: &Policy, peer: &Peer) -> PermitSet {
     policy.permits(PolicySubject::of(peer, Some("etcd-user"), None, "clients"))
+}
+
+/// The request of one key.
+fn range_of(key: String) -> Vec<u8> {
+    RangeRequest { key: key.into(), ..Default::default() }.encode_to_vec()
 }
 
 pub(super) fn range(key: &'static str, range_end: &'static str) -> Vec<u8> {
@@ -229,6 +234,32 @@ fn a_verdict_of_a_stored_policy_names_the_stored_role() {
     let Decision::Allowed(permit) = grant else { panic!("{grant:?}") };
     assert_eq!(permits.allowing_rule(permit.grant().expect("a grant")), "stored.allow[0]");
     assert!(permits.generation.to_string().starts_with("7-"));
+}
+
+/// The rules of the configuration have other variables, or none.
+#[test]
+fn the_variables_of_a_stored_policy_are_filled_for_each_caller() {
+    let allow = "allow = [{ actions = ['read'], prefix = '/teams/{etcd_user}/' }]\n";
+    let deny = "deny = [{ actions = ['read'], key = '/teams/{user}/frozen' }]\n";
+    let role = format!("[[role]]\nname = 'r'\n{allow}{deny}[[binding]]\neveryone = true\nroles = ['r']\n");
+    let document = Arc::new(config::policy(&role, &[], &[]).expect("valid").0);
+    let rules = RulesInForce::Stored { number: 1, document };
+    let of_claims = READER.replace("prefix = '/a/'", "prefix = '/{claim.groups}/'");
+    for configured in ["", READER, &of_claims, &role] {
+        let policy = Policy::of(&config(configured), &rules, SystemTime::now());
+        for name in ["a", "b", "a"] {
+            let caller = peer(name);
+            let subject = PolicySubject::of(&caller, Some(name), None, "clients");
+            let permits = policy.permits(subject);
+            for owner in ["a", "b"] {
+                let read = |key| verdict(&permits, RANGE, &range_of(format!("/teams/{owner}/{key}")));
+                let expected = if owner == name { Ok(()) } else { Err(DenialReason::NoGrant) };
+                assert_eq!(read("x"), expected, "{name} reads a key of {owner}; configured: {configured}");
+                let is_denied = matches!(read("frozen"), Err(DenialReason::Grant(_)));
+                assert_eq!(is_denied, owner == name, "{name}, {owner}; configured: {configured}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -558,7 +589,8 @@ proptest! {
             document: Arc::new(document),
             ..PolicySettings::default()
         };
-        let compiled = Policy::new(Arc::new(settings), ["/own/"].into_iter(), SystemTime::now());
+        let rules = RulesGeneration::configured(&settings);
+        let compiled = Policy::new(Arc::new(settings), rules, ["/own/"].into_iter(), SystemTime::now());
         let permits = permits(&compiled, &peer("a"));
         let mut expected = true;
         touch::visit(lookup(path).unwrap(), &body, &mut |touch| {

@@ -441,6 +441,58 @@ async fn a_grant_ends_under_an_open_watch_while_etcd_is_away() {
     }
 }
 
+/// Two tenants of one role, whose grants and denials have variables. The configuration has another policy, or none.
+#[tokio::test]
+async fn the_variables_of_a_stored_policy_are_each_tenants_own() {
+    let version = versions().remove(0);
+    let options = Options { auth: Auth::On { extra_users: 1 }, ..Options::default() };
+    let cluster = Cluster::start(&version, options).await;
+    // At etcd both may do everything: only Keyward parts them.
+    for user in ["alice", "u00"] {
+        cluster.ctl_as_root().ok(&["user", "grant-role", user, "root"]).await;
+    }
+    let policy = "[[role]]\nname = 'team'\n\
+                  allow = [{ actions = ['read', 'write'], prefix = '/teams/{etcd_user}/' }]\n\
+                  deny = [{ actions = ['read'], key = '/teams/{user}/frozen' }]\n\
+                  [[binding]]\npeer = 'password:*'\nroles = ['team']\n";
+    let configured =
+        "[[role]]\nname = 'other'\nallow = [{ actions = ['read'], prefix = '/x/{claim.groups}/' }]\n";
+    for file in [None, Some(""), Some(configured), Some(policy)] {
+        let site = Site::new();
+        let mut lines = LINES.to_owned();
+        if let Some(text) = file {
+            let file = site.write("policy.toml", text);
+            lines = lines.replace("etcd_prefix =", &format!("file = {file:?}, etcd_prefix ="));
+        }
+        let config = site.in_front_of(&cluster) + &lines;
+        let keyward = Keyward::start(site, &config).await;
+        let stored = keyward.site().write("next.toml", policy);
+        done(&keyward, &["policy", "apply", stored.to_str().expect("a path")]).await;
+        let mut callers = Vec::new();
+        for user in ["alice", "u00"] {
+            callers.push((user, Caller::log_in(keyward.site().listen, user).await));
+        }
+        for round in 0..2 {
+            for (user, caller) in &callers {
+                for owner in ["alice", "u00"] {
+                    let own = *user == owner;
+                    let what = format!("{user} and the keys of {owner}, round {round}, configured: {file:?}");
+                    let read_code = read(caller, &[&format!("/teams/{owner}/k")]).await;
+                    assert_eq!(
+                        read_code,
+                        if own { Code::Ok } else { Code::PermissionDenied },
+                        "read: {what}"
+                    );
+                    let put = caller.put(&format!("/teams/{owner}/k"), Vec::new(), 0).await;
+                    assert_eq!(put.is_ok(), own, "write: {what}: {put:?}");
+                    let frozen = read(caller, &[&format!("/teams/{owner}/frozen")]).await;
+                    assert_eq!(frozen, Code::PermissionDenied, "denied: {what}");
+                }
+            }
+        }
+    }
+}
+
 /// A call is judged by the policy in force on the running replica, with its grants; without a replica never by an empty policy.
 #[tokio::test]
 async fn calls_are_explained_by_the_policy_in_force_or_not_at_all() {
