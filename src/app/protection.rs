@@ -32,7 +32,11 @@ pub(super) async fn control_shedding(
         if is_under_pressure != was_under_pressure {
             was_under_pressure = is_under_pressure;
             let mode = settings.mode.name();
-            tracing::warn!(mode, db, latency, share, "calls are shed while db or latency is not 0");
+            if is_under_pressure {
+                tracing::warn!(mode, db, latency, share, "calls are shed while db or latency is not 0");
+            } else {
+                tracing::info!(mode, share, "no calls are shed any more: db and latency are 0");
+            }
         }
         if settings.mode == PolicyMode::Off {
             if changes.changed().await.is_err() {

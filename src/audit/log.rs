@@ -132,15 +132,20 @@ impl AuditBegin {
     }
 
     fn write_when_left(self) {
+        let mut was_refused = false;
         loop {
             match self.open() {
                 Ok(recorder) => {
                     self.log.trouble.note_written();
+                    if was_refused {
+                        tracing::info!("the audit file is continued");
+                    }
                     return recorder.run();
                 }
                 Err(error) => {
                     let error = io::Error::other(error.to_string());
                     tracing::warn!(%error, "the audit file cannot be continued yet");
+                    was_refused = true;
                     self.log.trouble.note_unwritable(&error);
                 }
             }

@@ -52,9 +52,11 @@ impl LogTrouble {
         note(&mut state.report.unwritable, error);
     }
 
-    pub(super) fn note_written(&self) {
+    /// Returns true if the log tells that the write hung.
+    pub(super) fn note_written(&self) -> bool {
         let mut state = self.lock();
-        (state.writing, state.is_told, state.report.unwritable) = (None, false, None);
+        (state.writing, state.report.unwritable) = (None, None);
+        std::mem::take(&mut state.is_told)
     }
 
     /// Returns true if the path was right before.
@@ -62,8 +64,9 @@ impl LogTrouble {
         note(&mut self.lock().report.lost_path, error)
     }
 
-    pub(super) fn note_path(&self) {
-        self.lock().report.lost_path = None;
+    /// Returns true if the path was wrong before.
+    pub(super) fn note_path(&self) -> bool {
+        self.lock().report.lost_path.take().is_some()
     }
 
     pub(super) fn note_moved(&self, moved: MovedFile) {
@@ -113,7 +116,10 @@ mod tests {
         assert!(trouble.unwritable(now).is_some_and(|trouble| trouble.error == "disk full"));
         trouble.note_writing(now);
         assert!(trouble.report(now).unwritable.is_some(), "the next attempt has no end yet");
-        trouble.note_written();
+        assert!(!trouble.note_written(), "the log does not tell that this write hung");
         assert!(trouble.report(now + 2 * HANGS).unwritable.is_none());
+        trouble.note_writing(now);
+        assert!(trouble.unwritable(now + HANGS).is_some());
+        assert!(trouble.note_written() && !trouble.note_written(), "its end is told once");
     }
 }

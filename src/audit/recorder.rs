@@ -310,10 +310,10 @@ impl Recorder {
             self.queue.metrics.written.inc_by(count);
             self.queue.metrics.written_at.set(unix_seconds());
             self.pass_on(lines, count, Some(room));
-            if self.queue.note_failing(false) {
+            let hung = self.trouble.note_written();
+            if self.queue.note_failing(false) || hung {
                 tracing::info!("the audit log is written again");
             }
-            self.trouble.note_written();
         } else {
             self.chain.end = before;
             self.last_head = self.last_head.min(self.chain.end.seq);
@@ -439,7 +439,9 @@ impl Recorder {
                 return;
             }
         }
-        self.trouble.note_path();
+        if self.trouble.note_path() {
+            tracing::info!("the audit file is at its path again");
+        }
     }
 
     fn note_moved(&mut self, moved: MovedFile) {

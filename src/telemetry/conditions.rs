@@ -3,9 +3,11 @@
 //! Owns: the list of all warnings and errors of the log, where else an operator finds each, and the records
 //! of this process by row. Must not know: the checks of `keyward doctor`, the form of any page.
 //! Invariants: a warning or an error of Keyward's own has a row, or `tests/docs` fails; a record counts
-//! whatever the level of the log; the register has one entry per row at most, each with bounded details, and
-//! a logging thread waits for no reader longer than copying these takes.
+//! whatever the level of the log; a condition ends at once with the record that tells its end, for the one
+//! that this record names; the register has [`SUBJECTS`] entries per row at most, each with bounded details,
+//! and a logging thread waits for no reader longer than copying these takes.
 
+mod condition_ends;
 mod condition_rows;
 
 use std::collections::BTreeMap;
@@ -23,12 +25,17 @@ use tracing_subscriber::layer::{Context, Filter};
 use super::ACCESS;
 use super::printable::cut_to;
 
+pub use condition_ends::{CONDITION_ENDS, ConditionEnd};
 pub use condition_rows::CONDITIONS;
 
 /// Time for which an event counts as a condition that holds, since its last record.
 pub const EVENT_HOLDS: Duration = Duration::from_secs(600);
 /// Bytes of a record's fields kept at most.
 const DETAILS: usize = 400;
+/// Members, names and the like for which a row is kept apart at most.
+const SUBJECTS: usize = 64;
+/// Bytes of the name of a subject kept at most.
+const LONGEST_SUBJECT: usize = 256;
 
 /// A row of the list: a record of the log at level warn or error.
 #[derive(Debug)]
@@ -44,12 +51,11 @@ pub struct LoggedCondition {
 /// Where else than in the log an operator finds a condition. Metric, status and page have each of them.
 #[derive(Debug)]
 pub enum ConditionTelling {
-    /// A check of `keyward doctor` examines the present state by itself, and finds the condition.
+    /// A check of `keyward doctor` examines the present state by itself, and finds the condition. The record
+    /// holds for [`EVENT_HOLDS`], or until a record of [`CONDITION_ENDS`] before.
     Check(&'static str),
-    /// Doctor tells the record from the first record until another one says that the condition has ended.
+    /// Doctor tells the record from the first record until one of [`CONDITION_ENDS`].
     Until {
-        /// The message of the record that ends the condition.
-        end: &'static str,
         /// The remedy, in one line.
         fix: &'static str,
     },
@@ -58,10 +64,9 @@ pub enum ConditionTelling {
         /// The remedy, in one line.
         fix: &'static str,
     },
-    /// Doctor tells the record for [`EVENT_HOLDS`]: a happening, over with its record.
+    /// Doctor tells the record for [`EVENT_HOLDS`], or until a record of [`CONDITION_ENDS`] before: a
+    /// happening, over with its record.
     Event {
-        /// The message of a record that ends the condition before, if there is one.
-        end: Option<&'static str>,
         /// The remedy, in one line.
         fix: &'static str,
     },
@@ -87,7 +92,7 @@ pub struct StandingCondition {
     pub details: String,
 }
 
-/// The records of one row.
+/// The records of one row about one subject.
 #[derive(Debug)]
 struct Sighting {
     is_error: bool,
@@ -96,9 +101,10 @@ struct Sighting {
     details: String,
 }
 
-/// The conditions told by the log of a process.
+/// The conditions told by the log of a process, by row and by the member, name or sink that has the condition;
+/// with an empty text where only one can have it.
 #[derive(Debug, Default)]
-pub struct ConditionRegister(Mutex<BTreeMap<usize, Sighting>>);
+pub struct ConditionRegister(Mutex<BTreeMap<(usize, String), Sighting>>);
 
 /// The register of the process's log. A process has a single log, so a single register suffices.
 static REGISTER: OnceLock<Arc<ConditionRegister>> = OnceLock::new();
@@ -109,17 +115,14 @@ pub fn standing_conditions() -> Vec<StandingCondition> {
     REGISTER.get().map(|register| register.standing(Instant::now())).unwrap_or_default()
 }
 
-impl ConditionTelling {
-    /// The message of the record that ends the condition.
-    #[must_use]
-    pub fn end(&self) -> Option<&'static str> {
-        match self {
-            Self::Until { end, .. } => Some(end),
-            Self::Event { end, .. } => *end,
-            Self::Check(_) | Self::Lasting { .. } | Self::NoProcess { .. } => None,
-        }
+impl LoggedCondition {
+    /// The records that end the condition.
+    pub fn ends(&self) -> impl Iterator<Item = &'static ConditionEnd> {
+        CONDITION_ENDS.iter().filter(|end| end.conditions.contains(&self.name))
     }
+}
 
+impl ConditionTelling {
     /// The check of `keyward doctor` that finds the condition.
     #[must_use]
     pub fn check(&self) -> &'static str {
@@ -133,36 +136,54 @@ impl ConditionTelling {
 
 impl ConditionRegister {
     /// Takes in a record of Keyward's own, of any level.
-    fn note(&self, level: Level, message: &str, details: String, now: Instant) {
-        let mut sightings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn note(&self, level: Level, record: RecordText, now: Instant) {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if level > Level::WARN {
-            sightings.retain(|at, _| {
-                let row = CONDITIONS.get(*at).map(|row| &row.telling);
-                row.and_then(ConditionTelling::end) != Some(message)
-            });
+            for end in CONDITION_ENDS.iter().filter(|end| end.message == record.message) {
+                let subject = record.subject(end.subject);
+                lock().retain(|(at, of), _| {
+                    let name = CONDITIONS.get(*at).map_or("", |row| row.name);
+                    of != subject || !end.conditions.contains(&name)
+                });
+            }
             return;
         }
-        let Some(at) = CONDITIONS.iter().position(|row| row.message == message) else { return };
-        let before = sightings.get(&at).filter(|before| holds(at, before, now)).map_or(0, |it| it.records);
-        let records = before.saturating_add(1);
-        let is_error = level == Level::ERROR;
-        sightings.insert(at, Sighting { is_error, records, last: now, details });
+        let Some(at) = CONDITIONS.iter().position(|row| row.message == record.message) else { return };
+        let row = CONDITIONS.get(at);
+        let field = row.and_then(|row| row.ends().next()).and_then(|end| end.subject);
+        let mut key = (at, record.subject(field).to_owned());
+        let mut sightings = lock();
+        sightings.retain(|(at, _), sighting| holds(*at, sighting, now));
+        let of_row = sightings.keys().filter(|(other, _)| *other == at).count();
+        if of_row >= SUBJECTS && !sightings.contains_key(&key) {
+            key.1.clear();
+        }
+        let records = sightings.get(&key).map_or(0, |before| before.records).saturating_add(1);
+        let (is_error, details) = (level == Level::ERROR, record.details);
+        sightings.insert(key, Sighting { is_error, records, last: now, details });
     }
 
-    /// The conditions that hold at `now`, in the order of the list.
+    /// The conditions that hold at `now`, in the order of the list: one for each row, with the last record.
     fn standing(&self, now: Instant) -> Vec<StandingCondition> {
         let sightings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = sightings.iter().filter(|(at, sighting)| holds(**at, sighting, now));
-        let standing = held.filter_map(|(at, sighting)| {
-            Some(StandingCondition {
-                row: CONDITIONS.get(*at)?,
+        let mut standing: BTreeMap<usize, StandingCondition> = BTreeMap::new();
+        for ((at, _), sighting) in sightings.iter().filter(|((at, _), one)| holds(*at, one, now)) {
+            let Some(row) = CONDITIONS.get(*at) else { continue };
+            let mut condition = StandingCondition {
+                row,
                 is_error: sighting.is_error,
                 records: sighting.records,
                 last: now.saturating_duration_since(sighting.last),
                 details: sighting.details.clone(),
-            })
-        });
-        standing.collect()
+            };
+            if let Some(other) = standing.remove(at) {
+                let records = condition.records.saturating_add(other.records);
+                condition = if other.last < condition.last { other } else { condition };
+                condition.records = records;
+            }
+            standing.insert(*at, condition);
+        }
+        standing.into_values().collect()
     }
 }
 
@@ -197,7 +218,7 @@ impl<S: Subscriber> Layer<S> for ConditionLayer {
         }
         let mut text = RecordText::default();
         event.record(&mut text);
-        self.0.note(*event.metadata().level(), &text.message, text.details, Instant::now());
+        self.0.note(*event.metadata().level(), text, Instant::now());
     }
 }
 
@@ -232,13 +253,25 @@ impl<S> Filter<S> for ConditionFilter {
 struct RecordText {
     message: String,
     details: String,
+    /// The fields that name a subject in [`CONDITION_ENDS`].
+    subjects: Vec<(&'static str, String)>,
 }
 
 impl RecordText {
+    /// The name in the field `subject`; an empty one without such a field.
+    fn subject(&self, subject: Option<&str>) -> &str {
+        let found = self.subjects.iter().find(|(field, _)| Some(*field) == subject);
+        found.map_or("", |(_, name)| name.as_str())
+    }
+
     fn add(&mut self, field: &Field, value: fmt::Arguments<'_>) {
         if field.name() == "message" {
             _ = write!(self.message, "{value}");
             return;
+        }
+        if CONDITION_ENDS.iter().any(|end| end.subject == Some(field.name())) {
+            let name = value.to_string();
+            self.subjects.push((field.name(), cut_to(&name, LONGEST_SUBJECT).to_owned()));
         }
         if self.details.len() >= DETAILS {
             return;

@@ -204,6 +204,12 @@ pub async fn suspect_hung_members(upstream: Rc<UpstreamClient>) {
         let now = Instant::now();
         let grace = GRACE.max(patience(&members));
         for member in &members.members {
+            if member.load.take_end_of_ejection(now) {
+                tracing::info!(
+                    member = %member.id, name = &*member.name,
+                    "the ejection of a member has ended: it gets calls again"
+                );
+            }
             if is_hung(&members, member, now) {
                 tracing::info!(
                     member = %member.id, name = &*member.name, waiting = member.load.in_flight(),

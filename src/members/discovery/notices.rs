@@ -34,7 +34,9 @@ impl Notices {
         }
         match &report.told {
             Ok(told) => {
-                self.outage_told = None;
+                if self.outage_told.take().is_some() {
+                    tracing::info!(%endpoint, "a member answers again");
+                }
                 if told.is_standing && !std::mem::replace(&mut self.makeshift, true) {
                     tracing::warn!(
                         "members refuse their status to the probing user (cluster.probe): instead each is \
@@ -42,7 +44,9 @@ impl Notices {
                          leader is noticed that much later; a probing user with the role root avoids it"
                     );
                 }
-                self.refused_login &= told.makeshift;
+                if !told.makeshift && std::mem::take(&mut self.refused_login) {
+                    tracing::info!("etcd takes the name and password of the probing user again");
+                }
                 told.answer.version.into_iter().for_each(|version| self.version(version));
             }
             Err(ProbeFailure::Unidentified) if !std::mem::replace(&mut self.unidentified, true) => {
@@ -73,7 +77,9 @@ impl Notices {
     }
 
     pub(super) fn list_given(&mut self) {
-        self.no_list = false;
+        if std::mem::take(&mut self.no_list) {
+            tracing::info!("the member list is given to the probing user again");
+        }
     }
 
     pub(super) fn list_refused(&mut self, refusal: ProbeRefusal) {

@@ -206,7 +206,13 @@ impl ProbedAddress {
         self.login_refused = report.login_refused;
         let silence = match &report.told {
             Ok(told) => {
-                (self.late, self.silent, self.trouble) = (0, Default::default(), None);
+                (self.late, self.silent) = (0, Default::default());
+                if self.trouble.take().is_some_and(|(fault, _)| fault == AddressFault::Tls) {
+                    tracing::info!(
+                        endpoint = %self.sighting.endpoint,
+                        "a member answers where a TLS handshake failed"
+                    );
+                }
                 self.took = report.took.map(|took| probe_time_limit::smoothed(self.took, took));
                 self.sighting.seen = ProbeObservation::Answered(told.answer.after(&self.sighting.seen));
                 return false;

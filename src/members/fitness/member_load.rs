@@ -89,6 +89,8 @@ pub struct MemberLoad {
     ejected_until: AtomicU64,
     ejection_cause: AtomicU8,
     ejections: AtomicU32,
+    /// True from an ejection until its end is noticed.
+    is_ejection_open: AtomicBool,
     level: AtomicU32,
     revision: AtomicI64,
     lag: AtomicU64,
@@ -119,6 +121,7 @@ impl Default for MemberLoad {
             ejected_until: AtomicU64::default(),
             ejection_cause: AtomicU8::default(),
             ejections: AtomicU32::default(),
+            is_ejection_open: AtomicBool::default(),
             level: AtomicU32::default(),
             revision: AtomicI64::default(),
             lag: AtomicU64::default(),
@@ -284,6 +287,13 @@ impl MemberLoad {
         }
     }
 
+    /// True once after the end of each ejection.
+    pub fn take_end_of_ejection(&self, now: Instant) -> bool {
+        self.is_ejection_open.load(Relaxed)
+            && self.ejected(now).is_none()
+            && self.is_ejection_open.swap(false, Relaxed)
+    }
+
     /// Records a failed call begun at `began`. Returns true if consecutive failures reached the limit. Calls
     /// lost together count as one failure.
     pub fn record_failure(&self, now: Instant, began: Instant) -> bool {
@@ -317,6 +327,7 @@ impl MemberLoad {
         self.level.store(level, Relaxed);
         self.ejection_cause.store(u8::from(why == Ejection::Slow), Relaxed);
         self.ejected_until.store(self.at(now) + micros(lasts), Relaxed);
+        self.is_ejection_open.store(true, Relaxed);
         self.ejections.fetch_add(1, Relaxed);
         self.failures.store(0, Relaxed);
         self.far_slower_answers.store(0, Relaxed);
@@ -451,8 +462,10 @@ mod tests {
         let mut now = Instant::now() + MS;
         assert_eq!(load.eject(now, Ejection::Slow), EJECTED);
         assert_eq!(load.ejected(now), Some((Ejection::Slow, EJECTED)));
+        assert!(!load.take_end_of_ejection(now));
         now += EJECTED;
         assert_eq!(load.ejected(now), None);
+        assert!(load.take_end_of_ejection(now) && !load.take_end_of_ejection(now), "told once");
         assert!(load.record_failure(now, now), "on parole one is enough");
         assert_eq!(load.eject(now, Ejection::Failing), 2 * EJECTED);
         assert_eq!(load.ejected(now).map(|(why, _)| why), Some(Ejection::Failing));

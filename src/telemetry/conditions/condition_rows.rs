@@ -108,7 +108,6 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     until(
         "mint_fails",
         "no certificate can be minted",
-        "certificates are minted again",
         "by the reason in the finding: the key and certificate of [mint], and the clock",
     ),
     event("signing_fails", "no token can be signed", "by the reason in the finding: the key of sign_jwt"),
@@ -227,7 +226,6 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     until(
         "shard_stuck",
         "a shard is stuck or gone",
-        "all shards make progress again",
         "look for a stopped or starved process; if it lasts, restart Keyward and report it",
     ),
     event(
@@ -278,7 +276,6 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     until(
         "grants_unreadable",
         "temporary grants cannot be read, and give nothing",
-        "all temporary grants can be read again",
         "keyward grants lists those that count; give the others again: keyward grant",
     ),
     event(
@@ -309,7 +306,6 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     until(
         "revocations_unread",
         "revocations cannot be read from etcd",
-        "revocations are read from etcd again",
         "see that a member is ready (keyward status) and that cluster.probe or revocation.user may read \
          revocation.etcd_prefix",
     ),
@@ -318,16 +314,10 @@ pub static CONDITIONS: &[LoggedCondition] = &[
         "revocations are too old: no session is admitted until they are read again",
         "revocation_unknown",
     ),
-    ending_event(
-        "configuration_warning",
-        "configuration",
-        "configuration: warnings stand no longer",
-        "keyward check prints the warning with its key",
-    ),
-    ending_event(
+    event("configuration_warning", "configuration", "keyward check prints the warning with its key"),
+    event(
         "configuration_warnings_stand",
         "configuration: warnings stand as before; keyward check prints them",
-        "configuration: warnings stand no longer",
         "keyward check prints them",
     ),
     checked("configuration_refused", "configuration not reloaded", "config_not_reloaded"),
@@ -452,7 +442,6 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     until(
         "telemetry_untaken",
         "the collector takes no telemetry",
-        "the collector takes telemetry again",
         "by the reason in the finding: the address, certificate and state of the collector of [trace]",
     ),
     event(
@@ -545,13 +534,8 @@ const fn checked(name: &'static str, message: &'static str, check: &'static str)
     LoggedCondition { name, message, telling: ConditionTelling::Check(check) }
 }
 
-const fn until(
-    name: &'static str,
-    message: &'static str,
-    end: &'static str,
-    fix: &'static str,
-) -> LoggedCondition {
-    LoggedCondition { name, message, telling: ConditionTelling::Until { end, fix } }
+const fn until(name: &'static str, message: &'static str, fix: &'static str) -> LoggedCondition {
+    LoggedCondition { name, message, telling: ConditionTelling::Until { fix } }
 }
 
 const fn lasting(name: &'static str, message: &'static str, fix: &'static str) -> LoggedCondition {
@@ -559,17 +543,7 @@ const fn lasting(name: &'static str, message: &'static str, fix: &'static str) -
 }
 
 const fn event(name: &'static str, message: &'static str, fix: &'static str) -> LoggedCondition {
-    LoggedCondition { name, message, telling: ConditionTelling::Event { end: None, fix } }
-}
-
-/// An event that is over as well with the record `end`.
-const fn ending_event(
-    name: &'static str,
-    message: &'static str,
-    end: &'static str,
-    fix: &'static str,
-) -> LoggedCondition {
-    LoggedCondition { name, message, telling: ConditionTelling::Event { end: Some(end), fix } }
+    LoggedCondition { name, message, telling: ConditionTelling::Event { fix } }
 }
 
 const fn unasked(name: &'static str, message: &'static str, reason: &'static str) -> LoggedCondition {

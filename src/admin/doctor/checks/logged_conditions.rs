@@ -16,8 +16,8 @@ pub(super) fn check(standing: &[StandingCondition], members: &Membership, findin
     for condition in standing {
         let StandingCondition { row, is_error, .. } = condition;
         let (is_event, fix) = match row.telling {
-            ConditionTelling::Event { fix, .. } => (true, fix),
-            ConditionTelling::Until { fix, .. } | ConditionTelling::Lasting { fix } => (false, fix),
+            ConditionTelling::Event { fix } => (true, fix),
+            ConditionTelling::Until { fix } | ConditionTelling::Lasting { fix } => (false, fix),
             ConditionTelling::Check(_) | ConditionTelling::NoProcess { .. } => continue,
         };
         let severity = match (is_error, is_event) {
