@@ -123,7 +123,8 @@ impl OperatorActions {
         }
         let others = members.ready_voters().filter(|other| other.id != member.id);
         let fit = others.filter(|other| !matches!(other.fitness(Instant::now()), Fitness::Ejected(_)));
-        let left: Vec<String> = fit.map(|other| label(other)).collect();
+        let fit: Vec<_> = fit.collect();
+        let left: Vec<String> = fit.iter().map(|other| label(other)).collect();
         if left.is_empty() {
             tracing::info!(
                 member = %member.id,
@@ -153,11 +154,15 @@ impl OperatorActions {
             from_replica = by.replica,
             "an operator paused a member"
         );
-        let leads = if members.leader == Some(member.id) {
-            "\nit is the leader: MoveLeader and MemberPromote still go there, and other members pass \
-             writes on to it; etcdctl move-leader moves the leadership"
-        } else {
-            ""
+        let leads = match fit.first().filter(|_| members.leader == Some(member.id)) {
+            // etcdctl looks for the leader among its endpoints, and Keyward asks a paused one for no status.
+            Some(next) => format!(
+                "\nit is the leader: MoveLeader and MemberPromote still go there, and other members pass \
+                 writes on to it; to move the leadership, at the member itself and with its CA: \
+                 ETCDCTL_ENDPOINTS={} etcdctl move-leader {}",
+                member.endpoint, next.id
+            ),
+            None => String::new(),
         };
         Ok(format!(
             "member {} gets no new calls from this replica; {} streams move to: {}{leads}\n\

@@ -242,6 +242,29 @@ async fn the_culprit_stands_at_the_top_and_kick_ends_its_connection() {
     assert_eq!(show(&keyward, &["locks"]).await.len(), 0);
 }
 
+/// `etcdctl` looks for the leader by the status of its endpoints, and Keyward asks a paused leader for none: the
+/// command that `pause` names goes to the member.
+#[tokio::test]
+async fn the_leadership_of_a_paused_leader_moves_by_the_command_that_pause_names() {
+    let cluster = Cluster::start(&newest("3.5"), Options { members: 3, ..Options::default() }).await;
+    let keyward = start(&cluster).await;
+    let through = cluster.ctl().to(vec![format!("http://{}", keyward.site().listen)]);
+    let leader = cluster.leader().await;
+    let id = format!("{:x}", cluster.member_id(leader).await);
+    let (code, said) = command(&keyward, &["pause", &id]).await;
+    assert!(code == Some(0) && said.contains("it is the leader"), "{said}");
+    let (endpoint, rest) =
+        said.split("ETCDCTL_ENDPOINTS=").nth(1).and_then(|it| it.split_once(' ')).expect("it");
+    let next =
+        rest.strip_prefix("etcdctl move-leader ").and_then(|it| it.split_whitespace().next()).expect("id");
+    assert_eq!(endpoint, cluster.url(leader));
+    let unmoved = through.run(&["move-leader", next]).await;
+    assert_eq!(unmoved.code, Some(128), "no leader is found through Keyward: {unmoved:?}");
+    let moved = cluster.ctl().to(vec![endpoint.to_owned()]).ok(&["move-leader", next]).await;
+    assert!(moved.contains("Leadership transferred"), "{moved}");
+    assert_eq!(format!("{:x}", cluster.member_id(cluster.leader().await).await), next);
+}
+
 #[tokio::test]
 async fn a_paused_member_gets_no_calls_until_it_is_resumed() {
     let cluster = Cluster::start(&newest("3.6"), Options { members: 3, ..Options::default() }).await;

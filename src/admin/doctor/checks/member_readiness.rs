@@ -21,7 +21,8 @@ impl DoctorInputs<'_> {
                        snapshot restore FILE): without a quorum etcd adds and removes no member";
             findings.error("quorum_lost", "cluster", what, fix);
         } else if serving != ServingState::Ready {
-            let fix = "start members, or look at what stands between: etcdctl endpoint health --cluster";
+            let fix = "start members, or look at what stands between: etcdctl endpoint health, at their own \
+                       addresses";
             findings.error("serving", "cluster", format!("no calls can be served: {serving}"), fix);
         }
         self.endpoints(findings);

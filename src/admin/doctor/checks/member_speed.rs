@@ -42,7 +42,9 @@ pub(super) fn check(members: &Membership, now: Instant, findings: &mut DoctorFin
         let next = others.min_by_key(|member| member.load.latency()).map(|member| member.id.to_string());
         let fix = format!(
             "look at the leader's disk (etcd_disk_wal_fsync_duration_seconds in its /metrics); move the \
-             leader away from it: etcdctl move-leader {}; else find large ranges: keyward show slow",
+             leader away from it, at the member itself: ETCDCTL_ENDPOINTS={} etcdctl move-leader {}; else \
+             find large ranges: keyward show slow",
+            members.leader().map_or_else(|| "URL".to_owned(), |leader| leader.endpoint.to_string()),
             next.as_deref().unwrap_or("ID")
         );
         findings.warning("calls_slow", "cluster", what, fix);

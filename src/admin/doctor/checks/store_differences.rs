@@ -32,8 +32,8 @@ impl DoctorInputs<'_> {
                      {high}",
                     name_of(ahead)
                 );
-                let fix = "compare etcdctl endpoint hashkv; keep the member that the others agree with, \
-                           remove and add the rest";
+                let fix = "compare etcdctl endpoint hashkv of the members themselves; keep the member that \
+                           the others agree with, remove and add the rest";
                 findings.error("members_differ", name_of(behind), what, fix);
             }
         }
@@ -47,7 +47,9 @@ impl DoctorInputs<'_> {
         }
         for (member, why) in &self.hashes.unread {
             let why = match why {
-                HashObstacle::Large => "it has more than 2 GiB: etcdctl endpoint hashkv".to_owned(),
+                HashObstacle::Large => {
+                    "it has more than 2 GiB: etcdctl endpoint hashkv, at the members themselves".to_owned()
+                }
                 HashObstacle::NoAnswer => "it did not answer in time".to_owned(),
                 HashObstacle::OtherRevision => {
                     format!("revision {} is not there, or compacted", self.hashes.revision)
@@ -92,11 +94,9 @@ impl DoctorInputs<'_> {
                  remove ID, then member add",
                 names(right)
             ),
-            None => {
-                "no majority agrees: save a snapshot of each member with etcdctl snapshot save, and decide \
+            None => "no majority agrees: save a snapshot of each member, at its own address, and decide \
                      whose content is right before members are removed and added again, empty"
-                    .to_owned()
-            }
+                .to_owned(),
         };
         findings.error("members_differ", names(&differing), what, fix);
     }

@@ -329,7 +329,8 @@ fn members_with_other_contents_behind_the_same_revision_are_told() {
     let unread = hashed(&[(1, 60, 7), (3, 60, 7)], &[(2, HashObstacle::Large)]).report();
     assert_eq!(
         unread.unseen,
-        ["m2 (2): the hash of its store: it has more than 2 GiB: etcdctl endpoint hashkv"]
+        ["m2 (2): the hash of its store: it has more than 2 GiB: etcdctl endpoint hashkv, at the members \
+             themselves"]
     );
     assert_eq!(unread.worst(), Some(Severity::Note));
 }
@@ -656,7 +657,7 @@ fn commands_of_a_fix_have_the_member_that_they_are_about() {
         member.load.answered(all_slow.instant, Duration::from_millis(took));
     }
     let said = all_slow.finds(&[(Warning, "calls_slow")]);
-    assert!(said.contains("etcdctl move-leader 3;"), "{said}");
+    assert!(said.contains("ETCDCTL_ENDPOINTS=http://127.0.0.1:2379 etcdctl move-leader 3;"), "{said}");
 }
 
 #[test]
