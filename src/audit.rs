@@ -16,6 +16,7 @@ mod left_out;
 mod line_follower;
 pub mod log;
 pub mod log_trouble;
+pub mod loss_counter;
 pub mod moved_file;
 mod otlp_collector;
 mod otlp_request;

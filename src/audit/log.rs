@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::file::AuditFile;
 use super::log_trouble::{LogTrouble, LogTroubleReport};
+use super::loss_counter::LossSeries;
 use super::queue::{AuditPlace, AuditQueue, RoomShare};
 use super::recorder::{self, AuditStartError, Recorder};
 use super::refusal_share::RefusalShare;
@@ -71,6 +72,8 @@ pub struct AuditReport {
     pub sinks: AuditSinksReport,
     /// The troubles of the file.
     pub trouble: LogTroubleReport,
+    /// The last records that no sink has, if any.
+    pub lost: Option<LossSeries>,
 }
 
 /// The state of the sinks beside the file.
@@ -287,7 +290,8 @@ impl AuditLog {
     #[must_use]
     pub fn report(&self) -> AuditReport {
         let retention = self.retention.report(SystemTime::now());
-        AuditReport { retention, sinks: self.sinks(), trouble: self.trouble.report(Instant::now()) }
+        let (trouble, lost) = (self.trouble.report(Instant::now()), self.queue.losses.series());
+        AuditReport { retention, sinks: self.sinks(), trouble, lost }
     }
 
     fn sinks(&self) -> AuditSinksReport {

@@ -12,14 +12,15 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 
 use super::left_out::{LeftOut, LeftOutCounts};
+use super::loss_counter::LossCounter;
 use crate::config::audit_settings::BATCH_PART;
 use crate::telemetry::audit_metrics::AuditMetrics;
 
@@ -105,8 +106,8 @@ pub struct AuditQueue {
     is_behind: AtomicBool,
     /// Sinks that fail while records wait for them in memory.
     failing_sinks: AtomicUsize,
-    /// Lost records without a record of the loss.
-    unreported: AtomicU64,
+    /// Records that no sink has.
+    pub(super) losses: LossCounter,
     /// Records of calls without effect left out, without a record of it.
     left_out: Mutex<LeftOut>,
     /// The metrics.
@@ -226,7 +227,7 @@ impl AuditQueue {
             is_failing: AtomicBool::new(false),
             is_behind: AtomicBool::new(false),
             failing_sinks: AtomicUsize::new(0),
-            unreported: AtomicU64::new(0),
+            losses: LossCounter::new("all"),
             left_out: Mutex::default(),
             metrics,
         }
@@ -305,7 +306,7 @@ impl AuditQueue {
     /// Counts records that no sink has.
     pub fn count_lost(&self, records: u64) {
         self.metrics.lost("all").inc_by(records);
-        self.unreported.fetch_add(records, Ordering::Relaxed);
+        self.losses.add(records, SystemTime::now());
     }
 
     fn left_out(&self) -> MutexGuard<'_, LeftOut> {
@@ -325,16 +326,6 @@ impl AuditQueue {
     /// Gives back the counts: the record of them was not written.
     pub(super) fn return_left_out(&self, counts: LeftOutCounts) {
         self.left_out().add(counts);
-    }
-
-    /// Takes the number of lost records without a record of the loss.
-    pub(super) fn take_unreported(&self) -> u64 {
-        self.unreported.swap(0, Ordering::Relaxed)
-    }
-
-    /// Gives back the number of losses: the record of the loss was not written.
-    pub(super) fn return_unreported(&self, records: u64) {
-        self.unreported.fetch_add(records, Ordering::Relaxed);
     }
 
     /// True while a sink is behind by more than the kept files.

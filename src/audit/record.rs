@@ -506,6 +506,9 @@ pub struct LogAuditRecord<'a> {
     /// Records that were lost, or left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
+    /// When the first of the lost records was given up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
     /// The peers with most of the records left out.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub peers: &'a [LeftOutPeer<'a>],
@@ -532,6 +535,7 @@ impl LogAuditRecord<'_> {
             is_moved: false,
             removed_file: None,
             count: None,
+            since: None,
             peers: &[],
             sink: None,
             torn_bytes: None,

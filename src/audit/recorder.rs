@@ -20,6 +20,7 @@ use super::head_signature::SignedHead;
 use super::left_out::LeftOutCounts;
 use super::line_follower::{FollowerBegin, LineFollower};
 use super::log_trouble::LogTrouble;
+use super::loss_counter::UnreportedLosses;
 use super::moved_file::MovedFile;
 use super::otlp_collector::OtlpCollector;
 use super::queue::{AuditBatch, AuditQueue, BatchRoom};
@@ -238,13 +239,13 @@ pub enum AuditStartError {
 #[derive(Default)]
 struct OwnRecords {
     bodies: Vec<Vec<u8>>,
-    unreported: u64,
+    unreported: UnreportedLosses,
     left_out: LeftOutCounts,
     rotated_from: Option<PreviousFile>,
     removed: Vec<String>,
     first: Option<FirstLine>,
     /// Losses by sink.
-    of_sinks: Vec<u64>,
+    of_sinks: Vec<UnreportedLosses>,
 }
 
 impl Recorder {
@@ -338,7 +339,7 @@ impl Recorder {
     fn own_records(&mut self, is_last: bool) -> OwnRecords {
         let (first, rotated_from) = (self.first.take(), self.rotated_from.take());
         let removed = mem::take(&mut self.removed);
-        let unreported = self.queue.take_unreported();
+        let unreported = self.queue.losses.take_unreported();
         let mut bodies = Vec::new();
         if let Some(first) = &first {
             let record = first.previous.as_ref().map(|previous| previous.record("start"));
@@ -357,20 +358,22 @@ impl Recorder {
                 ..LogAuditRecord::new("removed")
             }));
         }
-        let lost =
-            |count, sink| body(&LogAuditRecord { count: Some(count), sink, ..LogAuditRecord::new("lost") });
-        if unreported > 0 {
+        let lost = |losses: UnreportedLosses, sink| {
+            let (count, since) = (Some(losses.records), losses.since.map(Timestamp));
+            body(&LogAuditRecord { count, since, sink, ..LogAuditRecord::new("lost") })
+        };
+        if unreported.records > 0 {
             bodies.push(lost(unreported, None));
         }
         let is_due = is_last || Instant::now() >= self.left_out_at;
         let (mut left_out, mut of_sinks) = (LeftOutCounts::default(), Vec::new());
         if is_due {
             left_out = self.queue.take_left_out();
-            of_sinks = self.sinks.iter().map(|sink| sink.state.take_unreported()).collect();
+            of_sinks = self.sinks.iter().map(|sink| sink.state.losses.take_unreported()).collect();
         }
         // A record of a loss goes to the sinks too: one now and then cannot become a load of its own.
-        for (sink, count) in self.sinks.iter().zip(&of_sinks).filter(|(_, count)| **count > 0) {
-            bodies.push(lost(*count, Some(sink.state.name)));
+        for (sink, losses) in self.sinks.iter().zip(&of_sinks).filter(|(_, losses)| losses.records > 0) {
+            bodies.push(lost(*losses, Some(sink.state.name)));
             self.left_out_at = Instant::now() + LEFT_OUT;
         }
         if left_out.count > 0 {
@@ -383,9 +386,12 @@ impl Recorder {
 
     /// Takes the owed records back: the lines were not written.
     fn return_own(&mut self, own: OwnRecords) {
-        self.queue.return_unreported(own.unreported);
+        self.queue.losses.return_unreported(own.unreported);
         self.queue.return_left_out(own.left_out);
-        self.sinks.iter().zip(own.of_sinks).for_each(|(sink, count)| sink.state.return_unreported(count));
+        self.sinks
+            .iter()
+            .zip(own.of_sinks)
+            .for_each(|(sink, lost)| sink.state.losses.return_unreported(lost));
         (self.first, self.rotated_from, self.removed) = (own.first, own.rotated_from, own.removed);
     }
 
@@ -733,6 +739,9 @@ mod tests {
         open(&settings, None, &queue, &Arc::default(), &Arc::default()).unwrap().0.run();
         assert_eq!(events(&path), ["start", "lost", "stop", "head"]);
         assert_eq!(check(&[&path], None).unwrap().lost, 3);
+        let lines = fs::read_to_string(&path).unwrap();
+        let lost = lines.lines().find(|line| line.contains(r#""event":"lost""#)).unwrap();
+        assert!(lost.contains(r#""count":3,"since":"2"#), "{lost}");
     }
 
     /// What two processes of a hand-over do, in one.

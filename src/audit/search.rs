@@ -89,6 +89,29 @@ pub struct FoundRecord {
     refused_by: Option<String>,
     ranges: Vec<AuditedRange>,
     ranges_omitted: u64,
+    actions: Vec<String>,
+    // Of records about the log itself, and of commands.
+    count: Option<u64>,
+    since: Option<String>,
+    sink: Option<String>,
+    peers: Vec<FoundPeer>,
+    version: Option<String>,
+    previous_file: Option<String>,
+    removed_file: Option<String>,
+    moved: bool,
+    torn_bytes: Option<u64>,
+    signature: Option<String>,
+    policy_generation: Option<String>,
+    sudo_user: Option<String>,
+    from_replica: Option<String>,
+}
+
+/// A peer with calls that have no record of their own.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct FoundPeer {
+    peer: String,
+    count: u64,
 }
 
 impl AuditSearch {
@@ -172,6 +195,12 @@ impl fmt::Display for FoundRecord {
         if let Some(uid) = self.uid {
             write!(f, " uid {uid}")?;
         }
+        if let Some(user) = &self.sudo_user {
+            write!(f, " sudo by {user:?}")?;
+        }
+        if let Some(replica) = &self.from_replica {
+            write!(f, " given at {replica:?}")?;
+        }
         if let Some(target) = &self.target {
             write!(f, " target {target:?}")?;
         }
@@ -192,6 +221,9 @@ impl fmt::Display for FoundRecord {
             (Some("would_refuse"), Some(rule)) => write!(f, " would be refused by the rule {rule:?}")?,
             _ => {}
         }
+        if let Some(generation) = self.policy_generation.as_ref().filter(|_| self.command.is_some()) {
+            write!(f, " policy {generation:?}")?;
+        }
         if let Some(remote) = &self.remote {
             write!(f, " from {remote}")?;
         }
@@ -201,6 +233,7 @@ impl fmt::Display for FoundRecord {
         if let Some(lease) = &self.lease {
             write!(f, " lease {lease}")?;
         }
+        self.actions.iter().try_for_each(|action| write!(f, " action {action}"))?;
         for range in &self.ranges {
             write!(f, " {}", range.action)?;
             if let Some(lease) = &range.keys_of_lease {
@@ -217,7 +250,43 @@ impl fmt::Display for FoundRecord {
         if self.ranges_omitted > 0 {
             write!(f, " and {} more ranges, which may have the key", self.ranges_omitted)?;
         }
-        Ok(())
+        self.fmt_of_log(f)
+    }
+}
+
+impl FoundRecord {
+    /// The content of a record about the log itself.
+    fn fmt_of_log(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.count, &self.since) {
+            (Some(count), Some(since)) => write!(f, " {count} records since {since}")?,
+            (Some(count), None) if self.event == "lost" => write!(f, " {count} records")?,
+            (Some(count), None) => write!(f, " {count} calls")?,
+            (None, _) => {}
+        }
+        if let Some(sink) = &self.sink {
+            write!(f, " of the sink {sink}")?;
+        }
+        self.peers.iter().try_for_each(|one| write!(f, " {:?} {}", one.peer, one.count))?;
+        if let Some(version) = &self.version {
+            write!(f, " keyward {version}")?;
+        }
+        if let Some(file) = &self.previous_file {
+            write!(f, " after {file:?}")?;
+        }
+        if self.moved {
+            write!(f, ", moved by somebody else")?;
+        }
+        if let Some(file) = &self.removed_file {
+            write!(f, " removed {file:?}")?;
+        }
+        if let Some(bytes) = self.torn_bytes {
+            write!(f, " {bytes} bytes of a torn line moved aside")?;
+        }
+        match (&self.event[..], &self.signature) {
+            ("head", Some(_)) => f.write_str(" signed"),
+            ("head", None) => f.write_str(" unsigned"),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -339,5 +408,38 @@ mod tests {
             shown.contains("DeleteRange") && shown.ends_with("\"password:al\" as \"al\" write \"k\""),
             "{shown}"
         );
+    }
+    /// The content of each event of the log itself is in its line, not in the JSON alone.
+    #[test]
+    fn a_line_has_what_the_record_is_about() {
+        for (fields, shown) in [
+            (
+                r#""event":"lost","count":28,"since":"2026-01-01T23:59:00.000000Z""#,
+                " 28 records since 2026-01-01T23:59:00.000000Z",
+            ),
+            (r#""event":"lost","count":3,"sink":"otlp""#, " 3 records of the sink otlp"),
+            (
+                r#""event":"left_out","count":9,"peers":[{"peer":"file:bob","count":7}]"#,
+                r#" 9 calls "file:bob" 7"#,
+            ),
+            (r#""event":"removed","removed_file":"audit.log.1""#, r#" removed "audit.log.1""#),
+            (
+                r#""event":"continue","previous_file":"audit.log.2","moved":true"#,
+                r#" after "audit.log.2", moved by somebody else"#,
+            ),
+            (
+                r#""event":"start","version":"0.1.0","torn_bytes":12"#,
+                " keyward 0.1.0 12 bytes of a torn line moved aside",
+            ),
+            (r#""event":"head","signature":"AA==""#, " signed"),
+            (r#""event":"head""#, " unsigned"),
+            (r#""event":"admin","command":"grant","sudo_user":"al""#, r#" sudo by "al""#),
+            (r#""event":"admin","command":"policy","policy_generation":"7""#, r#" policy "7""#),
+            (r#""event":"change","code":"OK","actions":["auth"]"#, " action auth"),
+        ] {
+            let line = format!(r#"{{"time":"2026-01-02T00:00:00.000000Z",{fields}}}"#);
+            let found = AuditSearch::default().find(line.as_bytes()).expect("a record").to_string();
+            assert!(found.trim_end().ends_with(shown), "{found:?} {shown:?}");
+        }
     }
 }

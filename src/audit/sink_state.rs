@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
+use super::loss_counter::{LossCounter, LossSeries};
 use crate::telemetry::audit_metrics::AuditMetrics;
 
 /// The state of a sink.
@@ -22,8 +23,8 @@ pub(super) struct SinkState {
     held: AtomicU64,
     /// The number of the last line that is counted as lost if it was not held.
     given_up: AtomicU64,
-    /// Lost lines without a record of the loss.
-    unreported: AtomicU64,
+    /// Lost lines.
+    pub(super) losses: LossCounter,
     trouble: Mutex<Option<SinkTrouble>>,
     metrics: AuditMetrics,
 }
@@ -46,6 +47,8 @@ pub struct SinkReport {
     pub unsent: i64,
     /// The present trouble, if any.
     pub trouble: Option<SinkTrouble>,
+    /// The last losses, if any.
+    pub lost: Option<LossSeries>,
 }
 
 impl SinkState {
@@ -58,7 +61,7 @@ impl SinkState {
             taken: taken.into(),
             held: taken.into(),
             given_up: taken.into(),
-            unreported: AtomicU64::new(0),
+            losses: LossCounter::new(name),
             trouble: Mutex::default(),
             metrics,
         }
@@ -112,18 +115,8 @@ impl SinkState {
     pub(super) fn lose(&self, lines: u64) {
         if lines > 0 {
             self.metrics.lost(self.name).inc_by(lines);
-            self.unreported.fetch_add(lines, Ordering::Relaxed);
+            self.losses.add(lines, SystemTime::now());
         }
-    }
-
-    /// Takes the number of lost lines without a record of the loss.
-    pub(super) fn take_unreported(&self) -> u64 {
-        self.unreported.swap(0, Ordering::Relaxed)
-    }
-
-    /// Gives back the number of losses: the record of the loss was not written.
-    pub(super) fn return_unreported(&self, lines: u64) {
-        self.unreported.fetch_add(lines, Ordering::Relaxed);
     }
 
     fn trouble(&self) -> MutexGuard<'_, Option<SinkTrouble>> {
@@ -148,7 +141,8 @@ impl SinkState {
 
     pub(super) fn report(&self) -> SinkReport {
         let unsent = self.metrics.unsent(self.name).get();
-        SinkReport { name: self.name, unsent, trouble: self.trouble().clone() }
+        let lost = self.losses.series();
+        SinkReport { name: self.name, unsent, trouble: self.trouble().clone(), lost }
     }
 }
 
@@ -170,6 +164,6 @@ mod tests {
         assert_eq!(lost(), 20);
         sink.note_taken(20);
         sink.note_gap(20, 43);
-        assert_eq!((lost(), sink.take_unreported()), (22, 22), "two further ones are missing");
+        assert_eq!((lost(), sink.losses.take_unreported().records), (22, 22), "two further ones are missing");
     }
 }

@@ -125,7 +125,10 @@ pub enum ChainFault {
         since: String,
     },
     /// The file ends within a line.
-    #[error("the file ends within a line")]
+    #[error(
+        "the file ends within a line: Keyward is writing it at this moment, its disk is full, or the file \
+         was cut"
+    )]
     Torn,
     /// The file has no line.
     #[error("the file has no record")]

@@ -101,8 +101,8 @@ struct Sighting {
     details: String,
 }
 
-/// The conditions told by the log of a process, by row and by the member, name or sink that has the condition;
-/// with an empty text where only one can have it.
+/// The conditions told by the log of a process, by row and by the member, name or sink that has the
+/// condition; with an empty text where only one can have it.
 #[derive(Debug, Default)]
 pub struct ConditionRegister(Mutex<BTreeMap<(usize, String), Sighting>>);
 

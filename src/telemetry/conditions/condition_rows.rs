@@ -342,6 +342,7 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     ),
     checked("audit_not_continued", "the audit file cannot be continued yet", "audit_unwritable"),
     checked("audit_file_lost", "the audit file was moved, and no new one can be begun", "audit_file_moved"),
+    checked("audit_records_lost", "audit records are lost", "audit_records_lost"),
     checked(
         "audit_file_removed",
         "somebody removed the audit file: the records go on in a new one",

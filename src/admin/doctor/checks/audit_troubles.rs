@@ -24,6 +24,25 @@ pub(super) fn check(
 ) {
     check_file(settings, &report.trouble, now, findings);
     check_sinks(&report.sinks, now, findings);
+    check_losses(report, now, findings);
+}
+
+/// Reports records that were lost within a day.
+fn check_losses(report: &AuditReport, now: SystemTime, findings: &mut DoctorFindings) {
+    let of_sinks = report.sinks.sinks.iter().map(|sink| (format!("audit.{}", sink.name), sink.lost));
+    for (subject, lost) in [("audit".to_owned(), report.lost)].into_iter().chain(of_sinks) {
+        let since = |time: SystemTime| now.duration_since(time).unwrap_or_default();
+        let Some(lost) = lost.filter(|lost| since(lost.last) < TOLD) else { continue };
+        let what = format!(
+            "{} audit records are lost, from {} to {} minutes ago",
+            lost.records,
+            since(lost.since).as_secs() / 60,
+            since(lost.last).as_secs() / 60
+        );
+        let fix = "keyward audit search --event lost FILES has the times of the gaps; runbook \
+                   KeywardAuditRecordsLost";
+        findings.warning("audit_records_lost", subject, what, fix);
+    }
 }
 
 /// Reports a file that cannot be written, and a file that somebody else moved or removed.

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::audit::log::AuditSinksReport;
 use crate::audit::log_trouble::LogTroubleReport;
+use crate::audit::loss_counter::LossSeries;
 use crate::audit::moved_file::MovedFile;
 use crate::audit::retention::RetentionReport;
 use crate::audit::sink_state::{SinkReport, SinkTrouble};
@@ -975,7 +976,7 @@ fn an_audit_sink_that_takes_no_records() {
     let of = |trouble: Option<&str>, is_behind| {
         let trouble =
             trouble.map(|error| SinkTrouble { since: SystemTime::UNIX_EPOCH, error: error.to_owned() });
-        let sinks = vec![SinkReport { name: "otlp", unsent: 7, trouble }];
+        let sinks = vec![SinkReport { name: "otlp", unsent: 7, trouble, lost: None }];
         Scene::new().with(|scene| scene.audit.sinks = AuditSinksReport { sinks, is_behind })
     };
     of(None, false).finds(&[]);
@@ -983,6 +984,20 @@ fn an_audit_sink_that_takes_no_records() {
     assert!(said.contains("audit.otlp") && said.contains("401") && said.contains("7 wait"), "{said}");
     let said = of(Some("gone"), true).finds(&[(Error, "audit_sinks")]);
     assert!(said.contains("refused"), "{said}");
+}
+
+#[test]
+fn audit_records_that_are_lost_are_told_for_a_day() {
+    let minutes = |minutes: u64| *NOW - Duration::from_secs(minutes * 60);
+    let lost = |last: u64| Some(LossSeries { records: 1087, since: minutes(last + 20), last: minutes(last) });
+    let of = |last| Scene::new().with(|scene| scene.audit.lost = lost(last));
+    let said = of(3).finds(&[(Warning, "audit_records_lost")]);
+    assert!(said.contains("1087 audit records are lost, from 23 to 3 minutes ago"), "{said}");
+    of(24 * 60).finds(&[]);
+    let sink = SinkReport { name: "otlp", unsent: 0, trouble: None, lost: lost(0) };
+    let sinks = AuditSinksReport { sinks: vec![sink], is_behind: false };
+    let said = Scene::new().with(|scene| scene.audit.sinks = sinks).finds(&[(Warning, "audit_records_lost")]);
+    assert!(said.contains("audit.otlp"), "{said}");
 }
 
 #[test]
