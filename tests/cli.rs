@@ -643,8 +643,8 @@ fn a_policy_that_is_a_file_is_no_difference() {
 
 #[test]
 fn the_places_where_something_is_kept_are_shown() {
-    let of_etcd =
-        "revocation.etcd_prefix = '/r/'\npolicy.etcd_prefix = '/p/'\npolicy.state_file = 'generation'\n";
+    let of_etcd = "revocation.etcd_prefix = '/r/'\npolicy.etcd_prefix = '/p/'\npolicy.state_file = 'generation'\n\
+         audit.file = 'audit.log'\n";
     let rows = |lines: &str, prepare: &dyn Fn(&Path)| {
         let served = Served::start(lines, |_, folder| prepare(folder));
         served.ask(&["show", "config"]).1
@@ -654,6 +654,7 @@ fn the_places_where_something_is_kept_are_shown() {
         ("revocation.etcd_prefix", "/r/"),
         ("policy.etcd_prefix", "/p/"),
         ("policy.state_file", "/generation"),
+        ("audit.file", "/audit.log"),
         ("maintenance.etcd_prefix", "/keyward-maintenance/"),
     ] {
         let line = shown.lines().find(|line| line.starts_with(key)).unwrap_or_default();

@@ -51,6 +51,7 @@ mod tests {
             uptime_seconds: 0.0,
             rows,
             left_out: 0,
+            is_of_replicas: false,
         };
         for (pattern, expected) in [
             ("password:alice", true),

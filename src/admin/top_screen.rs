@@ -292,7 +292,15 @@ mod tests {
         ]);
         let rows = serde_json::from_value(rows).expect("rows");
         let taken_at = "2026-01-01T00:00:00Z".into();
-        View { schema_version: 1, topic: ViewTopic::Clients, taken_at, uptime_seconds, rows, left_out: 0 }
+        View {
+            schema_version: 1,
+            topic: ViewTopic::Clients,
+            taken_at,
+            uptime_seconds,
+            rows,
+            left_out: 0,
+            is_of_replicas: false,
+        }
     }
 
     fn drawn(screen: &TopScreen, width: u16, height: u16) -> Vec<String> {

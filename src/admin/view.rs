@@ -117,6 +117,10 @@ pub struct View {
     pub rows: Vec<ViewRow>,
     /// Rows left out because there are too many.
     pub left_out: usize,
+    /// True if the rows are of several replicas: each has the field `replica`, and a table without rows has
+    /// the column.
+    #[serde(skip)]
+    pub is_of_replicas: bool,
 }
 
 /// Reads views.
@@ -196,6 +200,7 @@ impl Viewer {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             rows,
             left_out,
+            is_of_replicas: false,
         })
     }
 

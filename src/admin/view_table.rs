@@ -10,6 +10,7 @@ use std::str::FromStr;
 
 use serde_json::Value;
 
+use super::column_layout::shortened;
 use super::status::{ready_word, why_not};
 use super::table::{ColumnKind, TableColumn, TableWidth, TerminalTable, size};
 use super::view::{View, ViewRow, ViewTopic};
@@ -49,6 +50,11 @@ pub type ViewColumn = (&'static str, &'static str, CellForm, Shown);
 
 /// The first column of a view of several replicas.
 const REPLICA_COLUMN: ViewColumn = ("replica", "REPLICA", Exact, Rank(0));
+
+/// Fields with keys that clients choose: a table in a pipe has their first [`LONGEST_KEYS`] characters,
+/// because one long binary key would make every row as long.
+const KEY_FIELDS: [&str; 4] = ["ranges", "range", "prefix", "keys"];
+const LONGEST_KEYS: usize = 120;
 
 /// A condition on rows: `user=alice`, `range~/registry/`, `watches>100`, `calls<5`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,19 +172,19 @@ const CLIENT_COLUMNS: [ViewColumn; 23] = [
 ];
 
 const SLOW_COLUMNS: [ViewColumn; 13] = [
-    ("ended_seconds", "AGO", Age, Rank(8)),
+    ("ended_seconds", "AGO", Age, Rank(9)),
     ("method", "METHOD", Text, Rank(1)),
     ("ranges", "RANGES", Text, Rank(5)),
     ("client", "CLIENT", Count, Rank(3)),
     ("address", "ADDRESS", Exact, WideOnly),
     ("user", "USER", Text, Rank(4)),
-    ("member", "MEMBER", Exact, WideOnly),
+    ("member", "MEMBER", Exact, Rank(8)),
     ("attempts", "ATTEMPTS", Count, WideOnly),
     ("code", "CODE", Text, Rank(6)),
     ("took_micros", "TOOK", Micros, Rank(2)),
-    ("before_micros", "BEFORE", Micros, Rank(9)),
+    ("before_micros", "BEFORE", Micros, Rank(10)),
     ("member_micros", "MEMBER TIME", Micros, Rank(7)),
-    ("after_micros", "AFTER", Micros, Rank(10)),
+    ("after_micros", "AFTER", Micros, Rank(11)),
 ];
 
 const MEMBER_COLUMNS: [ViewColumn; 20] = [
@@ -350,7 +356,8 @@ impl View {
 
     /// The fields of the rows. A topic without a row still has the fields of its columns.
     fn fields(&self) -> BTreeSet<String> {
-        let columns = columns(self.topic).iter().map(|(field, ..)| (*field).to_owned());
+        let replica = self.is_of_replicas.then_some(&REPLICA_COLUMN);
+        let columns = replica.into_iter().chain(columns(self.topic)).map(|(field, ..)| (*field).to_owned());
         columns.chain(self.rows.iter().flat_map(|row| row.keys().cloned())).collect()
     }
 
@@ -384,13 +391,17 @@ impl View {
             (*shown != WideOnly || width == TableWidth::Wide)
                 && (has_rates || !field.ends_with("_per_second"))
         };
-        let of_fleet = self.rows.iter().any(|row| row.contains_key(REPLICA_COLUMN.0));
+        let replica = self.is_of_replicas.then_some(&REPLICA_COLUMN);
         let shown = columns(self.topic).iter().filter(is_shown);
-        let shown: Vec<&ViewColumn> = of_fleet.then_some(&REPLICA_COLUMN).into_iter().chain(shown).collect();
+        let shown: Vec<&ViewColumn> = replica.into_iter().chain(shown).collect();
         let heads: Vec<TableColumn> = shown.iter().map(|column| head_of(column)).collect();
         let mut table = TerminalTable::new(&heads, width);
         for row in &self.rows {
-            table.row(shown.iter().map(|column| cell_of(row, column)));
+            table.row(shown.iter().map(|column| {
+                let cell = cell_of(row, column);
+                let is_cut = width == TableWidth::Uncut && KEY_FIELDS.contains(&column.0);
+                if is_cut { shortened(&cell, LONGEST_KEYS) } else { cell }
+            }));
         }
         match self.left_out {
             0 => table.to_string(),
@@ -496,7 +507,15 @@ mod tests {
     fn view(topic: ViewTopic, rows: Value) -> View {
         let rows = serde_json::from_value(rows).expect("rows");
         let taken_at = "2026-01-01T00:00:00Z".to_owned();
-        View { schema_version: 1, topic, taken_at, uptime_seconds: 10.0, rows, left_out: 0 }
+        View {
+            schema_version: 1,
+            topic,
+            taken_at,
+            uptime_seconds: 10.0,
+            rows,
+            left_out: 0,
+            is_of_replicas: false,
+        }
     }
 
     fn clients() -> View {
@@ -674,5 +693,24 @@ mod tests {
         ] {
             assert_eq!(cell_text(Some(&value), form), text);
         }
+    }
+    #[test]
+    fn a_table_of_replicas_without_a_row_has_the_column_of_the_replica() {
+        let mut nothing = View { is_of_replicas: true, ..view(ViewTopic::Clients, json!([])) };
+        assert!(nothing.table(TableWidth::Uncut).starts_with("REPLICA  CLIENT"));
+        assert!(nothing.arrange(Some("replica"), false, &["replica=kw-2".parse().unwrap()]).is_ok());
+        let mut own = view(ViewTopic::Clients, json!([]));
+        assert!(own.table(TableWidth::Uncut).starts_with("CLIENT"));
+        assert!(own.arrange(Some("replica"), false, &[]).is_err());
+    }
+
+    #[test]
+    fn a_long_key_makes_no_long_rows_in_a_pipe_and_a_wide_table_has_it_whole() {
+        let key = "k".repeat(800);
+        let slow = view(ViewTopic::Slow, json!([{"method": "Put", "ranges": key, "member": "1f"}]));
+        let piped = slow.table(TableWidth::Uncut);
+        assert!(piped.lines().all(|line| line.chars().count() < 300) && piped.contains('…'), "{piped}");
+        assert!(piped.contains("MEMBER") && piped.contains("1f"), "{piped}");
+        assert!(slow.table(TableWidth::Wide).contains(&key));
     }
 }

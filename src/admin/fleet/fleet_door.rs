@@ -186,6 +186,7 @@ mod tests {
             uptime_seconds: 1.0,
             rows: (0..rows).map(|client| json!({"client": client}).as_object().cloned().unwrap()).collect(),
             left_out: 3,
+            is_of_replicas: false,
         };
         let fit = |rows, most| match fitting(AdminAnswer::View(view(rows)), most) {
             AdminAnswer::View(view) => (view.rows.len(), view.left_out),

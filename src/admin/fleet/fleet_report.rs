@@ -78,7 +78,7 @@ impl FleetView {
                     joined.rows.append(&mut view.rows);
                     joined.left_out += view.left_out;
                 }
-                None => joined = Some(view),
+                None => joined = Some(View { is_of_replicas: true, ..view }),
             }
         }
         match joined {
@@ -291,6 +291,7 @@ mod tests {
             uptime_seconds,
             rows: vec![json!({"client": 1, "calls": calls}).as_object().cloned().expect("a row")],
             left_out: 1,
+            is_of_replicas: false,
         }))
     }
 
@@ -311,6 +312,9 @@ mod tests {
         assert_eq!(joined.unanswered, [missing]);
         let table = joined.view.table(TableWidth::Wide);
         assert!(table.starts_with("REPLICA"), "{table}");
+        let nothing = said(AdminAnswer::View(View { rows: Vec::new(), ..joined.view }));
+        let empty = FleetView::join(vec![answer("a", nothing)], None).expect("a view");
+        assert!(empty.view.table(TableWidth::Wide).starts_with("REPLICA"), "of no rows");
         let nobody = FleetView::join(vec![answer("a", said(AdminAnswer::Failed("a shard".into())))], None);
         assert_eq!(nobody.expect_err("no view")[0].to_string(), "a: a shard");
     }

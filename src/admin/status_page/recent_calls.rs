@@ -81,6 +81,7 @@ mod tests {
             uptime_seconds,
             rows: calls.iter().map(row).collect(),
             left_out: 0,
+            is_of_replicas: false,
         };
         recent.add_to(&mut clients);
         clients.rows.iter().map(|row| row[RECENT_CALLS].as_u64()).collect()

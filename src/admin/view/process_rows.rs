@@ -222,6 +222,7 @@ fn kept(config: &Config) -> Vec<(&'static str, String)> {
         ("policy.state_file", stored.and_then(|stored| stored.state_file.as_ref()).and_then(shown)),
         ("revocation.etcd_prefix", revoked_in_etcd),
         ("revocation.state_file", revoked_in_file),
+        ("audit.file", config.audit.as_ref().and_then(|audit| shown(&audit.file.as_ref()?.path))),
         ("maintenance.etcd_prefix", config.maintenance.etcd_prefix.as_deref().map(str::to_owned)),
         ("runtime.state_dir", config.runtime.state_dir.as_ref().and_then(shown)),
     ];
