@@ -118,7 +118,8 @@ impl AdminState {
         if !self.shards_alive.load(Ordering::Relaxed) {
             return Some("a shard is stuck".into());
         }
-        if !self.register.is_known() {
+        let members = self.members.snapshot.load();
+        if !self.register.is_known_for(members.serving()) {
             let unread = self.register.unread_reason();
             return Some(with_reason("the revocations are not known", unread.as_deref().map(String::as_str)));
         }
@@ -131,7 +132,6 @@ impl AdminState {
         if self.audit_obstacle() == Some(AuditObstacle::File) {
             return Some(AUDIT_UNWRITABLE.into());
         }
-        let members = self.members.snapshot.load();
         match members.serving() {
             ServingState::Ready if members.confirmed.elapsed() > UNSEEN => {
                 Some("the members have not been looked at for long".into())

@@ -28,6 +28,7 @@ pub mod hot_prefixes;
 pub mod inflating;
 mod lasting_call_records;
 pub mod leadership;
+mod local_reads;
 pub mod login;
 pub mod member_answers;
 pub mod namespace_leases;

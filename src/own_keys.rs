@@ -2,8 +2,8 @@
 //!
 //! Owns: the choice of the member, Keyward's own login, the proof that an answer is of the served cluster.
 //! Must not know: the meaning of a key. Invariants: every read is linearizable, so that the age of the result
-//! is known (a silent watch may have stalled); a transaction with an unknown outcome is sent again only if
-//! its caller says so.
+//! is known (a silent watch may have stalled), except a local read, which is made only without a quorum; a
+//! transaction with an unknown outcome is sent again only if its caller says so.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -19,7 +19,11 @@ use tonic::{Code, Request, Status};
 use crate::config::EtcdLogin;
 use crate::credentials::{Credentials, LoginFailure, PasswordIdentity, Token};
 use crate::identity::MemberId;
-use crate::members::membership::{AuthSetting, ChangeReceiver, ControlChannels, Member, MembersHandle};
+use crate::members::choose::MemberTarget;
+use crate::members::leaderless::choose_leaderless;
+use crate::members::membership::{
+    AuthSetting, ChangeReceiver, ControlChannels, Member, MembersHandle, ServingState,
+};
 use crate::pb::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use crate::pb::etcdserverpb::kv_client::KvClient;
 use crate::pb::etcdserverpb::request_op::Request as Operation;
@@ -27,6 +31,7 @@ use crate::pb::etcdserverpb::{
     Compare, PutRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest, TxnResponse,
 };
 use crate::refusal::Refusal;
+use crate::rpc::quorum::QuorumNeed;
 
 /// Time limit for one member's answer, before another member is asked.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -34,6 +39,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 const LOGIN: Duration = Duration::from_secs(2);
 /// Size limit of an answer.
 const LARGEST_ANSWER: usize = 64 << 20;
+/// The largest number of tokens tried for one local read: the member's own, and one of another member.
+const LOCAL_TRIES: usize = 2;
 /// Maximum of reasons logged in one series of failed reads. A text of a member may differ each time.
 const MOST_REASONS: usize = 8;
 /// Error text for an answer of a cluster no longer served.
@@ -192,6 +199,12 @@ impl OwnKeys {
         self.upstream.members.snapshot.load().ready_voters().next().is_some()
     }
 
+    /// The calls that the cluster serves now.
+    #[must_use]
+    pub fn serving(&self) -> ServingState {
+        self.upstream.members.snapshot.load().serving()
+    }
+
     /// True if a key below the prefix may have changed since `seen`, or another cluster is served.
     ///
     /// # Errors
@@ -258,6 +271,50 @@ impl OwnKeys {
             kv.range(with(token, request.clone())).await.map(tonic::Response::into_inner)
         };
         self.ask(AfterUnknownOutcome::SendAgain, call).await.map_err(|unanswered| unanswered.reason)
+    }
+
+    /// Reads all keys below the prefix, at most `limit`, from the store of the member that serves local reads
+    /// while the cluster has no quorum. Makes no login, because a login needs a quorum.
+    ///
+    /// # Errors
+    /// No member serves local reads, no token is left for the member, or the member has not answered.
+    pub async fn local_range(&self, limit: i64) -> Result<RangeResponse, String> {
+        let request = RangeRequest { limit, serializable: true, ..self.all_keys() };
+        let members = self.upstream.members.snapshot.load_full();
+        // The most advanced store, as for a snapshot: no other store that serves has newer keys.
+        let member = choose_leaderless(&members, MemberTarget::Spared, QuorumNeed::Never, &[]);
+        let member = member.ok_or("no member answers")?;
+        let channel = self.upstream.channels.load().get(&member.id).cloned().ok_or("no member answers")?;
+        let client = KvClient::new(channel).max_decoding_message_size(LARGEST_ANSWER);
+        let identity = self.identity.load_full();
+        let with_token = self.upstream.members.auth.now() != AuthSetting::Off;
+        let mut reason = String::new();
+        for _ in 0..LOCAL_TRIES {
+            let identity = identity.as_ref().filter(|_| with_token);
+            let token = match identity.map(|identity| identity.token_without_leader(member.id)) {
+                Some(None) if reason.is_empty() => return Err("a login needs a quorum".into()),
+                Some(None) => break,
+                known => known.flatten(),
+            };
+            let asked = with(token.as_ref().and_then(header_of), request.clone());
+            match tokio::time::timeout(ANSWER, client.clone().range(asked)).await {
+                Ok(Ok(answer)) => {
+                    token.iter().for_each(|token| token.mark_used(Instant::now()));
+                    return Ok(answer.into_inner());
+                }
+                Ok(Err(status)) => {
+                    reason = self.reason_of(&status, identity.is_some());
+                    match (identity, &token) {
+                        (Some(identity), Some(token)) if is_stale(&status) => {
+                            identity.invalidate(member.id, token);
+                        }
+                        _ => break,
+                    }
+                }
+                Err(_) => return Err("no answer in time".into()),
+            }
+        }
+        Err(reason)
     }
 
     /// Asks the ready voters one after another.

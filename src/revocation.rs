@@ -6,9 +6,10 @@
 //! Invariants (docs/decisions.md#d13): no session is admitted before the stored revocations were read; a
 //! change reported as made is stored, and in force on this replica; a failed or unknown outcome is reported
 //! as such; the revocations read last stay in force for `max_age`, afterwards no session is admitted until
-//! the next successful read.
+//! the next successful read, except for local reads while the cluster has no quorum (docs/decisions.md#d77).
 
 mod etcd_prefix;
+mod local_standing;
 mod row;
 mod state_file;
 
@@ -23,8 +24,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use crate::config::{Revocation, RevocationPersistence};
 use crate::downstream::session::{RevocationChange, Revocations, RevocationsFull, Sealer};
 use crate::io::kept_file::{self, KeptFile, KeptFileStatus};
-use crate::members::membership::ChangeReceiver;
+use crate::members::membership::{ChangeReceiver, ServingState};
 use crate::own_keys::{OwnKeysUpstream, PrefixLogin, ReadFailures};
+
+use local_standing::LocalStanding;
 
 pub use state_file::StateFileError;
 
@@ -35,6 +38,8 @@ const ORDERS: usize = 16;
 const LOOK: Duration = Duration::from_millis(500);
 /// Time limit of one poll, or of one change, over all members or to the disk.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The reason for unread revocations while the cluster has no quorum.
+const NO_QUORUM: &str = "the cluster has no quorum";
 /// The loss at a restart while the state file is not on the disk.
 const FORGOTTEN: &str = "a restart forgets the revocations since then";
 
@@ -101,6 +106,7 @@ pub struct RevocationRegister {
 struct KnownRevocations {
     revocations: Arc<Revocations>,
     as_of: RevocationsAge,
+    standing: LocalStanding,
 }
 
 /// The time for which the known revocations are valid.
@@ -108,7 +114,7 @@ struct KnownRevocations {
 enum RevocationsAge {
     /// Revocations were never read.
     Never,
-    /// Read at the given time; another replica may have changed revocations since.
+    /// Read by a quorum at the given time; another replica may have changed revocations since.
     At(Instant),
     /// Always valid: no further replica changes the revocations.
     Always,
@@ -177,7 +183,8 @@ impl RevocationRegister {
         let revocations = revocations.map(Arc::new);
         sealer.apply_revocations(revocations.as_ref());
         let as_of = if revocations.is_some() { RevocationsAge::Always } else { RevocationsAge::Never };
-        let known = KnownRevocations { revocations: revocations.unwrap_or_default(), as_of };
+        let (revocations, standing) = (revocations.unwrap_or_default(), LocalStanding::default());
+        let known = KnownRevocations { revocations, as_of, standing };
         let known = Arc::new(ArcSwap::from_pointee(known));
         let (sender, orders) = mpsc::channel(ORDERS);
         let max_age = settings.max_age;
@@ -252,6 +259,7 @@ impl RevocationRegister {
             self.known.store(Arc::new(KnownRevocations {
                 revocations: self.revocations(),
                 as_of: RevocationsAge::Never,
+                standing: LocalStanding::default(),
             }));
             sealer.apply_revocations(None);
         }
@@ -272,7 +280,15 @@ impl RevocationRegister {
     /// True if the known revocations are not older than `max_age`.
     #[must_use]
     pub fn is_known(&self) -> bool {
-        self.known.load().age().is_some_and(|age| age <= self.max_age)
+        self.known.load().is_good(self.max_age)
+    }
+
+    /// True if the known revocations suffice for the calls that the cluster serves now.
+    #[must_use]
+    pub fn is_known_for(&self, serving: ServingState) -> bool {
+        let known = self.known.load();
+        known.is_good(self.max_age)
+            || serving == ServingState::LocalReadsOnly && known.standing.holds(Instant::now(), self.max_age)
     }
 }
 
@@ -283,6 +299,10 @@ impl KnownRevocations {
             RevocationsAge::At(then) => Some(then.elapsed()),
             RevocationsAge::Always => Some(Duration::ZERO),
         }
+    }
+
+    fn is_good(&self, max_age: Duration) -> bool {
+        self.age().is_some_and(|age| age <= max_age)
     }
 }
 
@@ -306,7 +326,7 @@ impl RevocationKeeper {
                 () = kept_file::keep(self.store.file()) => continue,
                 () = changed(&mut changes) => {
                     // Clients wait for the first read, at startup and after Keyward follows another cluster.
-                    if !self.sealer.knows_revocations() {
+                    if !self.sealer.knows_revocations() || self.sealer.is_for_local_reads() {
                         self.poll().await;
                     }
                     continue;
@@ -338,12 +358,13 @@ impl RevocationKeeper {
     async fn make(&mut self, change: &RevocationChange) -> Result<RevocationStorage, RevocationError> {
         if let RevocationStore::Etcd(prefix) = &self.store {
             let (after, asked) = prefix.change(change, Instant::now() + PATIENCE).await?;
-            self.publish(&Arc::new(after), RevocationsAge::At(asked));
+            self.publish_read(&Arc::new(after), asked);
             return Ok(RevocationStorage::Etcd);
         }
         let before = Arc::clone(&self.known.load().revocations);
         let after = Arc::new(before.with(before.entry(change, SystemTime::now()))?);
-        self.publish(&after, RevocationsAge::Always);
+        self.publish(&after, RevocationsAge::Always, LocalStanding::default());
+        self.sealer.apply_revocations(Some(&after));
         let RevocationStore::File(file) = &mut self.store else { return Ok(RevocationStorage::Memory) };
         file.put(state_file::content(&after));
         let written = file.written(PATIENCE).await;
@@ -351,17 +372,33 @@ impl RevocationKeeper {
         written.map(|()| RevocationStorage::File).map_err(unkept)
     }
 
-    /// Polls the revocations in etcd. After `max_age` without a successful poll no session is admitted.
+    /// Polls the revocations in etcd. After `max_age` without a successful poll no session is admitted,
+    /// except for local reads while the cluster has no quorum.
     async fn poll(&mut self) {
         let RevocationStore::Etcd(prefix) = &mut self.store else { return };
         // Dated by the time of the request, because the answer may miss a later change.
         let asked = Instant::now();
-        let looked = tokio::time::timeout(PATIENCE, prefix.poll()).await;
-        match looked.unwrap_or_else(|_| Err(etcd_prefix::LATE.into())) {
+        let is_local = prefix.serving() == ServingState::LocalReadsOnly;
+        let looked = async {
+            let looked = if is_local { prefix.poll_local().await } else { prefix.poll().await };
+            looked.map_err(|why| if is_local { format!("{NO_QUORUM}: {why}") } else { why })
+        };
+        let looked = tokio::time::timeout(PATIENCE, looked).await;
+        let looked = looked.unwrap_or_else(|_| Err(etcd_prefix::LATE.into()));
+        // The poll of a member that has just lost its leader waits for seconds.
+        let (serving, has_member) = (prefix.serving(), prefix.has_member());
+        self.look(serving);
+        match looked {
             Ok(changed) => {
                 let known = Arc::clone(&self.known.load().revocations);
                 let now = changed.map_or(known, Arc::new);
-                self.publish(&now, RevocationsAge::At(asked));
+                if is_local {
+                    self.unread.store(Some(Arc::new(NO_QUORUM.to_owned())));
+                    self.publish_local_read(&now, asked);
+                    self.apply_by_age(serving);
+                    return;
+                }
+                self.publish_read(&now, asked);
                 self.unread.store(None);
                 if self.failures.end() {
                     tracing::info!("revocations are read from etcd again");
@@ -369,23 +406,61 @@ impl RevocationKeeper {
             }
             Err(reason) => {
                 self.unread.store(Some(Arc::new(reason.clone())));
-                if self.failures.note(&reason, prefix.has_member()) {
+                if self.failures.note(&reason, has_member) {
                     tracing::warn!(%reason, "revocations cannot be read from etcd");
                 }
-                let known = self.known.load();
-                if known.age().is_some_and(|age| age > self.max_age) && self.sealer.knows_revocations() {
-                    tracing::error!(
-                        "revocations are too old: no session is admitted until they are read again"
-                    );
-                    self.sealer.apply_revocations(None);
-                }
+                self.apply_by_age(serving);
             }
         }
     }
 
-    fn publish(&self, revocations: &Arc<Revocations>, as_of: RevocationsAge) {
-        self.known.store(Arc::new(KnownRevocations { revocations: Arc::clone(revocations), as_of }));
+    /// Notes the calls that the cluster serves now.
+    fn look(&self, serving: ServingState) {
+        self.known.rcu(|known| {
+            let mut standing = known.standing;
+            standing.look(serving, Instant::now(), self.max_age);
+            let revocations = Arc::clone(&known.revocations);
+            KnownRevocations { revocations, as_of: known.as_of, standing }
+        });
+    }
+
+    /// Applies the known revocations to the calls for which the revocations suffice by their age. While no
+    /// voter is ready, no call but a local read can be served.
+    fn apply_by_age(&self, serving: ServingState) {
+        let known = self.known.load();
+        let has_voter = matches!(serving, ServingState::Ready | ServingState::NoKnownLeader);
+        if known.is_good(self.max_age) {
+            self.sealer.apply_revocations(Some(&known.revocations));
+        } else if !has_voter && known.standing.holds(Instant::now(), self.max_age) {
+            if !self.sealer.is_for_local_reads() {
+                tracing::info!("the cluster has no quorum: the known revocations count for local reads only");
+            }
+            self.sealer.apply_to_local_reads(&known.revocations);
+        } else if self.sealer.knows_revocations() {
+            tracing::error!("revocations are too old: no session is admitted until they are read again");
+            self.sealer.apply_revocations(None);
+        }
+    }
+
+    /// Publishes the revocations read from a quorum.
+    fn publish_read(&self, revocations: &Arc<Revocations>, asked: Instant) {
+        let mut standing = self.known.load().standing;
+        standing.note_read(asked);
+        self.publish(revocations, RevocationsAge::At(asked), standing);
         self.sealer.apply_revocations(Some(revocations));
+    }
+
+    /// Publishes the revocations read from one member's store, which are not the newer for it.
+    fn publish_local_read(&self, revocations: &Arc<Revocations>, asked: Instant) {
+        let known = self.known.load();
+        let mut standing = known.standing;
+        standing.note_read(asked);
+        self.publish(revocations, known.as_of, standing);
+    }
+
+    fn publish(&self, revocations: &Arc<Revocations>, as_of: RevocationsAge, standing: LocalStanding) {
+        let revocations = Arc::clone(revocations);
+        self.known.store(Arc::new(KnownRevocations { revocations, as_of, standing }));
     }
 }
 

@@ -140,7 +140,7 @@ impl Doctor {
             examined: &examined,
             keywards: &keywards,
             hashes: &hashes,
-            revocations_known: self.register.is_known(),
+            revocations_known: self.register.is_known_for(members.serving()),
             revocations_unread: unread.as_deref().map(String::as_str),
             peer_trust: None,
             stored_policy: self.policy.as_ref().map(PolicyRegister::status).as_deref(),

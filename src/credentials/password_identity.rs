@@ -118,6 +118,14 @@ impl PasswordIdentity {
         self.known_or_login(member, || self.current(member), Joinable::SameKey).await
     }
 
+    /// Returns a token for a member without a leader, where a login is impossible: the member's own, or one
+    /// issued by another member. `None` if no token is left.
+    #[must_use]
+    pub fn token_without_leader(&self, member: MemberId) -> Option<Token> {
+        self.adopt_token(member);
+        self.current(member)
+    }
+
     /// Records that `member` refused `token`. Drops `token` if still current.
     pub fn invalidate(&self, member: MemberId, token: &Token) {
         if self.drop_token(member, token) {

@@ -177,6 +177,17 @@ struct SealerState {
     not_before: u64,
     /// `None` while the revocations are unknown.
     revocations: Option<Arc<Revocations>>,
+    scope: RevocationScope,
+}
+
+/// The calls that the known revocations suffice for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RevocationScope {
+    /// All calls.
+    AllCalls,
+    /// Calls that a member answers from its own store, while the cluster has no quorum: the revocations are
+    /// not older than the store, and too old for anything else.
+    LocalReads,
 }
 
 /// Reason for not opening a token. For logs and metrics: the client is never told the reason.
@@ -305,6 +316,7 @@ impl Sealer {
             previous_realms: Vec::new(),
             not_before: 0,
             revocations: Some(Arc::default()),
+            scope: RevocationScope::AllCalls,
         };
         Self {
             sealing: ArcSwap::from_pointee(sealing),
@@ -354,8 +366,24 @@ impl Sealer {
     /// Applies `revocations` from now on. With `None` (revocations unknown), no session is opened and no
     /// login is admitted.
     pub fn apply_revocations(&self, revocations: Option<&Arc<Revocations>>) {
-        if self.sealing.load().revocations.as_ref() != revocations {
-            self.replace(|old| SealerState { revocations: revocations.cloned(), ..SealerState::clone(old) });
+        self.apply(revocations, RevocationScope::AllCalls);
+    }
+
+    /// Applies `revocations` from now on, which suffice for local reads only
+    /// ([`Sealer::is_for_local_reads`]).
+    pub fn apply_to_local_reads(&self, revocations: &Arc<Revocations>) {
+        self.apply(Some(revocations), RevocationScope::LocalReads);
+    }
+
+    fn apply(&self, revocations: Option<&Arc<Revocations>>, scope: RevocationScope) {
+        let now = self.sealing.load();
+        if now.scope != scope || now.revocations.as_ref() != revocations {
+            let revocations = revocations.cloned();
+            self.replace(|old| SealerState {
+                revocations: revocations.clone(),
+                scope,
+                ..SealerState::clone(old)
+            });
         }
     }
 
@@ -368,6 +396,13 @@ impl Sealer {
     #[must_use]
     pub fn knows_revocations(&self) -> bool {
         self.sealing.load().revocations.is_some()
+    }
+
+    /// True if the known revocations suffice only for calls that a member answers from its own store. The
+    /// opener of a session, or the admitter of a user, must send no other call of the session or the user.
+    #[must_use]
+    pub fn is_for_local_reads(&self) -> bool {
+        self.sealing.load().scope == RevocationScope::LocalReads
     }
 
     /// True if the served cluster differs from the first pinned cluster.

@@ -107,6 +107,9 @@ pub struct AccessRecord {
     is_proved: Cell<bool>,
     /// True while the call has a trace.
     is_traced: Cell<bool>,
+    /// True if the caller was identified by revocations that suffice for local reads only. Kept here, where
+    /// the flag takes no room of its own.
+    pub is_for_local_reads: Cell<bool>,
     rare: Cell<Option<Box<RareFacts>>>,
     /// The facts for the audit log, if the call is audited.
     audit: Cell<Option<Box<CallAudit>>>,
@@ -138,6 +141,7 @@ impl AccessRecord {
             session: Cell::default(),
             is_proved: Cell::default(),
             is_traced: Cell::default(),
+            is_for_local_reads: Cell::default(),
             rare: Cell::default(),
             audit: Cell::default(),
             member: Cell::default(),

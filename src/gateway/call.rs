@@ -193,6 +193,8 @@ impl<'a> Call<'a> {
         let (gateway, client) = (self.gateway, self.client);
         let snapshot = self.snapshot();
         let served = snapshot.members.cluster;
+        // Before the caller: revocations told by a quorum meanwhile may be those that refuse the caller.
+        self.record.is_for_local_reads.set(gateway.sealer.is_for_local_reads());
         let callers = &gateway.callers;
         let (rules, record) = (&snapshot.identities, &self.record);
         let caller = callers.identify(gateway, client, self.method, self.headers, rules, record).await?;
@@ -208,7 +210,16 @@ impl<'a> Call<'a> {
             check.await?;
         }
         client.note_call(gateway, &caller);
+        if !caller.is_revocable() {
+            self.record.is_for_local_reads.set(false);
+        }
         Ok(caller)
+    }
+
+    /// True if the caller was identified by revocations that suffice for local reads only.
+    #[must_use]
+    pub fn is_for_local_reads(&self) -> bool {
+        self.record.is_for_local_reads.get()
     }
 
     /// Identifies the caller of a call that waited, under the current rules: the call's snapshot from now on.

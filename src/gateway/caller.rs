@@ -192,6 +192,12 @@ impl Caller {
         }
     }
 
+    /// True if a revocation can be about the caller: of its session, or of its etcd user.
+    #[must_use]
+    pub fn is_revocable(&self) -> bool {
+        self.grounds.etcd_user.is_some() || self.session().is_some()
+    }
+
     /// Keeps the credential fresh until dropped: for streams and blocking calls.
     #[must_use]
     pub fn in_use(&self) -> Option<TokenUseGuard> {

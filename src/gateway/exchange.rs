@@ -28,6 +28,7 @@ use crate::gateway::call::Call;
 use crate::gateway::exchange::attempts::{Attempt, CallProgress, NextStep};
 use crate::gateway::exchange::member_slot::{SendPermit, SlotOutcome};
 use crate::gateway::exchange::tracked_slot::TrackedSlot;
+use crate::gateway::local_reads;
 use crate::gateway::retries::{PATIENCE, RetryCause};
 use crate::identity::{MemberId, Revision};
 use crate::lease::lock_wait::LockWait;
@@ -113,6 +114,9 @@ impl Exchange<'_> {
                 None => SlotOutcome::Nowhere,
             };
             let attempted = match outcome {
+                SlotOutcome::With(permit) if !local_reads::may_go_to(self.call, &permit.member) => {
+                    return Err(Refusal::NOTHING_SENT);
+                }
                 SlotOutcome::With(permit) => Some(match self.hedge_after(lock_wait, &progress) {
                     None => self.attempt(lock_wait, permit, &progress.tried, &mut progress.healed).await,
                     Some(after) => Box::pin(self.hedged(after, permit, &mut progress)).await,

@@ -9,7 +9,7 @@ use crate::downstream::client_body::ClientBody;
 use crate::gateway::call::Call;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::unread_need::UnreadRoomNeed;
-use crate::gateway::{audited_request, permission, usage_limits};
+use crate::gateway::{audited_request, local_reads, permission, usage_limits};
 use crate::members::choose::MemberTarget;
 use crate::refusal::Refusal;
 use crate::rpc::method::Lane;
@@ -34,6 +34,7 @@ pub async fn serve(
     if let Some(room) = audited_request::begin(call, call.method.effect, None) {
         caller = audited_request::identify_after(call, Some(room)).await?;
     }
+    local_reads::refuse_method(call)?;
     let path = path.cloned().ok_or_else(|| Refusal::malformed_path(""))?;
     let member = gateway.upstream.choose(MemberTarget::Any, &[]).ok_or(Refusal::NOTHING_SENT)?;
     let permit = permission::of_unknown_method(call, &caller)?;

@@ -26,7 +26,7 @@ use crate::gateway::rewritten_answer::rewritten;
 use crate::gateway::unary_request::UnaryRequest;
 use crate::gateway::{
     ClientConnection, Gateway, answer_limit, audited_request, blocking_calls, defragment, fatal_requests,
-    forward, health, pass_through, streams, usage_limits, vulnerable_members,
+    forward, health, local_reads, pass_through, streams, usage_limits, vulnerable_members,
 };
 use crate::refusal::Refusal;
 use crate::rpc::call::is_grpc;
@@ -112,6 +112,7 @@ async fn handled(
         _ => {}
     }
     let request = UnaryRequest::collect(call, caller, body).await?;
+    local_reads::refuse(call, request.message())?;
     fatal_requests::refuse(call, &request)?;
     if let Some(measured) = answer_limit::measure(call, &request) {
         measured.await?;

@@ -29,7 +29,7 @@ use crate::gateway::caller::Caller;
 use crate::gateway::pipeline_result::PipelineResult;
 use crate::gateway::request_body::hold_while_waiting;
 use crate::gateway::unary_request::UnaryRequest;
-use crate::gateway::{permission, usage_limits};
+use crate::gateway::{local_reads, permission, usage_limits};
 use crate::lease::keepalive::KeepAliveStream;
 use crate::lease::observe::ObserveStream;
 use crate::lease::renewal_namespace::RenewalNamespace;
@@ -66,6 +66,7 @@ pub fn watch(
     start: WatchStart,
 ) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
+    local_reads::refuse_method(call)?;
     let permit = permission::of_stream(call, caller)?;
     let registration = gateway.enter(client, caller, None, &call.record)?;
     let (kept_headers, held) = kept(call, caller)?;
@@ -147,6 +148,7 @@ pub fn keep_alive(
     body: RequestBody,
 ) -> Result<PipelineResult, Refusal> {
     let (gateway, client) = (call.gateway, call.client);
+    local_reads::refuse_method(call)?;
     let permit = permission::of_stream(call, caller)?;
     let registration = gateway.enter(client, caller, None, &call.record)?;
     let (kept_headers, held) = kept(call, caller)?;

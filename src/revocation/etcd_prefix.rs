@@ -2,8 +2,9 @@
 //!
 //! Owns: the keys, reading all keys, changing one key. Must not know: the consumers of revocations.
 //! Invariants: every read is linearizable, so that the age of the result is known (a silent watch may have
-//! stalled); a change is a transaction conditional on the revision read before the decision, so that
-//! concurrent operators lose no change; a user with an unreadable entry is blocked.
+//! stalled), except a look at one member's store while the cluster has no quorum, which never replaces the
+//! state of a later revision; a change is a transaction conditional on the revision read before the decision,
+//! so that concurrent operators lose no change; a user with an unreadable entry is blocked.
 //!
 //! Keys are `PREFIX` + `user/NAME` and `PREFIX` + `session/ID`; each value is a row.
 
@@ -20,12 +21,12 @@ use crate::downstream::session::{
     MOST_ENTRIES, RevocationChange, RevocationEntry, Revocations, UserRevocation,
 };
 use crate::identity::UserName;
-use crate::members::membership::ChangeReceiver;
+use crate::members::membership::{ChangeReceiver, ServingState};
 use crate::own_keys::{
     self, ANOTHER_CLUSTER, AfterUnknownOutcome, OwnKeys, OwnKeysUpstream, PrefixLogin, PrefixUnanswered,
     SeenPrefix,
 };
-use crate::pb::etcdserverpb::{RangeRequest, TxnRequest};
+use crate::pb::etcdserverpb::{RangeRequest, RangeResponse, TxnRequest};
 use crate::pb::mvccpb::KeyValue;
 
 /// Maximum of attempts to make a change when another operator changes the same key.
@@ -67,6 +68,11 @@ impl RevocationPrefix {
         self.keys.has_member()
     }
 
+    /// The calls that the cluster serves now.
+    pub(super) fn serving(&self) -> ServingState {
+        self.keys.serving()
+    }
+
     /// Returns the current revocations if the prefix may have changed since the last poll, or if another
     /// cluster is served; otherwise None.
     pub(super) async fn poll(&mut self) -> Result<Option<Revocations>, String> {
@@ -76,6 +82,24 @@ impl RevocationPrefix {
             return Ok(None);
         }
         let read = self.read_all().await?;
+        let revocations = read.revocations.clone();
+        self.read = Some(read);
+        Ok(Some(revocations))
+    }
+
+    /// The same from the store of the member that serves local reads, while the cluster has no quorum. None
+    /// also if the store is older than the state read last.
+    pub(super) async fn poll_local(&mut self) -> Result<Option<Revocations>, String> {
+        if let Some(last) = &self.read
+            && self.keys.is_served(last.seen.cluster)
+        {
+            let first = self.keys.local_range(1).await?;
+            self.keys.check_cluster(first.header.as_ref(), last.seen.cluster)?;
+            if first.header.is_none_or(|header| header.revision <= last.seen.revision) {
+                return Ok(None);
+            }
+        }
+        let read = self.snapshot_of(self.keys.local_range(most_keys() + 1).await?)?;
         let revocations = read.revocations.clone();
         self.read = Some(read);
         Ok(Some(revocations))
@@ -116,9 +140,12 @@ impl RevocationPrefix {
     }
 
     async fn read_all(&self) -> Result<PrefixSnapshot, String> {
-        let most = i64::try_from(MOST_ENTRIES).unwrap_or(i64::MAX);
-        let answer = self.keys.range(RangeRequest { limit: most + 1, ..self.keys.all_keys() }).await?;
-        if answer.count > most {
+        let range = RangeRequest { limit: most_keys() + 1, ..self.keys.all_keys() };
+        self.snapshot_of(self.keys.range(range).await?)
+    }
+
+    fn snapshot_of(&self, answer: RangeResponse) -> Result<PrefixSnapshot, String> {
+        if answer.count > most_keys() {
             return Err(format!("there are more than {MOST_ENTRIES} keys under the prefix"));
         }
         let cluster = answer.header.as_ref().map_or(0, |header| header.cluster_id);
@@ -139,6 +166,11 @@ impl RevocationPrefix {
         let txn = TxnRequest { compare: vec![unchanged], success: vec![put], failure: vec![] };
         Ok(self.keys.txn(txn, AfterUnknownOutcome::SendAgain).await?.succeeded)
     }
+}
+
+/// The largest number of keys below the prefix.
+fn most_keys() -> i64 {
+    i64::try_from(MOST_ENTRIES).unwrap_or(i64::MAX)
 }
 
 fn key_of(prefix: &str, entry: &RevocationEntry) -> Bytes {

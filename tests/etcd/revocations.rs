@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use keyward::pb::etcdserverpb::watch_client::WatchClient;
 use keyward::pb::etcdserverpb::watch_request::RequestUnion;
 use keyward::pb::etcdserverpb::{
-    AuthenticateRequest, AuthenticateResponse, PutRequest, WatchCreateRequest, WatchRequest, WatchResponse,
+    AuthenticateRequest, AuthenticateResponse, PutRequest, RangeRequest, WatchCreateRequest, WatchRequest,
+    WatchResponse,
 };
 use prost::Message as _;
 use tonic::transport::Channel;
@@ -204,6 +205,74 @@ async fn without_etcd_the_last_copy_is_good_for_a_while_and_none_for_nothing() {
     cluster.restart(0).await;
     keyward.ready().await;
     assert_eq!((put(&keyward, &alice).await, put(&keyward, &bob).await), (ok(), refused()));
+}
+
+/// A read of the key from the store of the member that answers.
+async fn local_read(keyward: &Keyward, token: &str) -> (u32, String) {
+    let request = RangeRequest { key: "/a/k".into(), serializable: true, ..RangeRequest::default() };
+    let call = Call::unary("/etcdserverpb.KV/Range", &request.encode_to_vec()).with("token", token);
+    let answer = Endpoint::plain(keyward.site().listen).call(&call).await;
+    (answer.code().expect("a status"), answer.message())
+}
+
+/// Two of three members are dead for longer than the copy is good. The third one gives what it gives without Keyward: reads of its
+/// own store, and the snapshot.
+#[tokio::test]
+async fn without_a_quorum_local_reads_go_on_past_the_age_and_whoever_was_revoked_stays_out() {
+    for version in versions() {
+        let mut cluster = Cluster::start(&version, Options { members: 3, ..options() }).await;
+        let keys = Site::new();
+        let lines = "revocation.etcd_prefix = \"/keyward/revocations/\"\nrevocation.max_age = \"5s\"\n";
+        let keyward = start(&cluster, &keys, lines).await;
+        let through = cluster.ctl_as_root().to(vec![keyward.url()]);
+        through.ok(&["get", "k"]).await;
+        let alice = log_in(&keyward, "alice").await.expect("admitted");
+        let bob = log_in(&keyward, "bob").await.expect("admitted");
+        assert_eq!(put(&keyward, &alice).await, ok());
+        assert_eq!(local_read(&keyward, &bob).await.0, 7, "{version}: admitted, by etcd without a role");
+        done(&keyward, &["block", "bob"]).await;
+        for member in 0..3 {
+            cluster.ctl_as_root().to(vec![cluster.url(member)]).ok(&["get", "/a/k"]).await;
+        }
+        cluster.kill(1);
+        cluster.kill(2);
+        let old = async || (keyward.metric("keyward_revocation_age_seconds", &[]).await > 12.0).then_some(());
+        wait::until(LIMIT, "the last copy of a quorum is older than it may be", old).await;
+        let readyz = keyward.admin("/readyz").await;
+        assert_eq!(readyz, (200, "degraded: local reads only\n".to_owned()), "{version}");
+        assert_eq!(keyward.metric("keyward_degraded", &[]).await, 1.0, "the alert can fire");
+        assert_eq!(local_read(&keyward, &alice).await, ok(), "{version}");
+        let file = keyward.site().file("through.db").display().to_string();
+        through.ok(&["snapshot", "save", &file]).await;
+        assert_eq!(local_read(&keyward, &bob).await, refused(), "{version}: it knew that he is blocked");
+        assert!(log_in(&keyward, "bob").await.is_err());
+        let refused_put = put(&keyward, &alice).await;
+        assert_eq!(refused_put, (14, "etcdserver: no leader".to_owned()), "{version}: it needs a quorum");
+        let (_, doctor) = command(&keyward, &["doctor"]).await;
+        assert!(doctor.contains("quorum_lost") && !doctor.contains("revocation_unknown"), "{doctor}");
+
+        // A replica that never knew the revocations says what it lacks, and asks for nothing that needs a quorum.
+        let site = Site::new();
+        let config = config(&site, &cluster, &keys, lines);
+        let late = Keyward::start_unready(site, &config).await;
+        let reason = "the revocations are not known: the cluster has no quorum: a login needs a quorum\n";
+        let told = async || (late.admin("/readyz").await == (503, reason.to_owned())).then_some(());
+        wait::until(LIMIT, "a replica that starts now names the lost quorum", told).await;
+        let (_, doctor) = command(&late, &["doctor"]).await;
+        assert!(doctor.contains("revocation_unknown") && doctor.contains("KeywardQuorumLost.md"), "{doctor}");
+        assert!(!doctor.contains("etcdctl role add"), "a role needs a quorum: {doctor}");
+        assert_eq!(local_read(&late, &alice).await.0, 14, "{version}: nobody is admitted there");
+
+        cluster.restart(1).await;
+        cluster.restart(2).await;
+        let ready = async || (keyward.admin("/readyz").await == (200, "ok\n".to_owned())).then_some(());
+        wait::until(LIMIT, "the quorum is back", ready).await;
+        let goes_on = async || (put(&keyward, &alice).await == ok()).then_some(());
+        wait::until(LIMIT, "alice writes", goes_on).await;
+        assert_eq!(put(&keyward, &bob).await, refused());
+        done(&keyward, &["revoke", "alice"]).await;
+        assert_eq!(put(&keyward, &alice).await, refused(), "{version}: a new revocation");
+    }
 }
 
 #[tokio::test]

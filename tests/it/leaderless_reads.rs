@@ -1,5 +1,9 @@
 //! Without a quorum a member that is left answers what it can answer from its own store, and nothing else is asked of it.
 
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use keyward::downstream::session::{RevocationChange, Revocations};
 use keyward::members::membership::{Readiness, ServingState, UnreadyReason};
 use keyward::pb::etcdserverpb::{
     MemberListRequest, MemberListResponse, RangeRequest, RequestOp, SnapshotResponse, StatusResponse,
@@ -12,7 +16,10 @@ use tokio::time::Instant;
 use crate::client::{Client, Outcome};
 use crate::member::{Member, next_of};
 use crate::rig::{Keyward, paused, three};
-use crate::words::{INVALID_TOKEN, PUT, RANGE, TXN, header, put, range, ranged, txn_done, was_put};
+use crate::words::{
+    INVALID_TOKEN, KEEP_ALIVE, PUT, RANGE, TXN, WATCH, header, put, range, ranged, renew, txn_done, was_put,
+    watch,
+};
 
 const MEMBER_LIST: &str = "/etcdserverpb.Cluster/MemberList";
 const STATUS: &str = "/etcdserverpb.Maintenance/Status";
@@ -28,6 +35,18 @@ fn lose_quorum(keyward: &Keyward, left: &[usize]) {
             let reason =
                 if left.contains(&place) { UnreadyReason::NoLeader } else { UnreadyReason::Unreachable };
             changed.readiness = Readiness::NotReady(reason);
+            *member = changed.into();
+        }
+    });
+}
+
+/// Publishes that all members are ready.
+fn regain_quorum(keyward: &Keyward) {
+    keyward.publish(|membership| {
+        membership.leader = membership.members.first().map(|member| member.id);
+        for member in &mut membership.members {
+            let mut changed = keyward::members::membership::Member::clone(member);
+            changed.readiness = Readiness::Ready;
             *member = changed.into();
         }
     });
@@ -213,5 +232,53 @@ fn a_call_that_wants_a_leader_asks_each_member_once() {
                 assert_refused(&outcome, Code::Unavailable, NO_LEADER);
             }
         }
+    });
+}
+
+/// Past `revocation.max_age` without a quorum.
+#[test]
+fn with_revocations_for_local_reads_alone_nothing_else_is_sent_also_when_a_quorum_is_back() {
+    paused(async {
+        let tasks = keyward::tasks::Tasks::default();
+        let members: Vec<_> = (1..=3).map(|id| Member::new(id, &tasks)).collect();
+        let keyward = Keyward::with_auth(&members.iter().collect::<Vec<_>>());
+        let alice = keyward.logged_in("alice").await;
+        let bob = keyward.logged_in("bob").await;
+        lose_quorum(&keyward, &[1]);
+        let none = Revocations::default();
+        let block = none.entry(&RevocationChange::Block("bob".into()), SystemTime::now());
+        let known = Arc::new(none.with(block).expect("there is room"));
+        keyward.sealer.apply_to_local_reads(&known);
+        let outcome = answered(&alice, &members[1], RANGE, &local(), &ranged(5)).await;
+        assert_eq!(outcome.message().as_ref(), ranged(5));
+        assert_refused(&bob.call(RANGE, local()).await, Code::Unauthenticated, INVALID_TOKEN);
+        let began = Instant::now();
+        let defragment = "/etcdserverpb.Maintenance/Defragment";
+        let others: [(&str, Vec<u8>); 6] = [
+            (PUT, put(1)),
+            (RANGE, range("k")),
+            (WATCH, watch("k", 0)),
+            (KEEP_ALIVE, renew(1)),
+            (defragment, Vec::new()),
+            ("/later.Service/Unknown", Vec::new()),
+        ];
+        for (path, body) in &others {
+            assert_refused(&alice.call(path, body.clone()).await, Code::Unavailable, NO_LEADER);
+        }
+        assert_eq!(began.elapsed().as_secs(), 0, "at once");
+
+        // A read that has waited for its member meets a quorum.
+        regain_quorum(&keyward);
+        let again = (RANGE, local());
+        for (path, body) in others.iter().chain([&again]) {
+            let nothing_sent = "there is no connection available";
+            assert_refused(&alice.call(path, body.clone()).await, Code::Unavailable, nothing_sent);
+        }
+        assert!(members.iter().all(|member| member.was_called_again().is_none()));
+        keyward.sealer.apply_revocations(Some(&known));
+        let (outcome, ()) = tokio::join!(alice.call(PUT, put(1)), async {
+            next_of(&members).await.1.reply(&was_put(10)).await;
+        });
+        outcome.message();
     });
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use keyward::config::{EtcdLogin, Revocation, RevocationPersistence};
 use keyward::downstream::session::{LoginInadmissible, RevocationChange, Sealer};
-use keyward::members::membership::AuthSetting;
+use keyward::members::membership::{AuthSetting, Readiness, ServingState, UnreadyReason};
 use keyward::pb::etcdserverpb::{RangeRequest, RangeResponse, TxnRequest, TxnResponse, request_op};
 use keyward::pb::mvccpb::KeyValue;
 use keyward::refusal::Code;
@@ -230,6 +230,92 @@ fn a_login_that_is_replaced_serves_from_the_next_look_on() {
         replica.read(5, &[("alice", 4, true)]).await;
         replica.looks(5, &[("alice", 4, true)]).await;
         assert_eq!(replica.sealer().admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
+    });
+}
+
+/// Publishes whether the member has a leader.
+fn publish_leader(replica: &Replica, has_leader: bool) {
+    replica.keyward.publish(|membership| {
+        for member in &mut membership.members {
+            let mut changed = keyward::members::membership::Member::clone(member);
+            let no_leader = Readiness::NotReady(UnreadyReason::NoLeader);
+            changed.readiness = if has_leader { Readiness::Ready } else { no_leader };
+            *member = changed.into();
+        }
+    });
+}
+
+/// Answers looks until one of them is asked of the member's own store, with these rows.
+async fn read_locally(replica: &Replica, revision: i64, rows: &[(&str, i64, bool)]) -> RangeRequest {
+    loop {
+        let mut call = replica.member.called(RANGE).await;
+        let asked = RangeRequest::decode(call.message().await).expect("a Range");
+        let kvs = rows.iter().map(|(user, changed, blocked)| row(user, *changed, *blocked)).collect();
+        let count = i64::try_from(rows.len()).expect("few");
+        let answer = RangeResponse { header: Some(header(revision)), kvs, count, ..RangeResponse::default() };
+        call.reply(&answer.encode_to_vec()).await;
+        if asked.serializable {
+            return asked;
+        }
+    }
+}
+
+/// Without a quorum the member that answers tells what is revoked in the store that it serves; known is that for its own store alone.
+#[test]
+fn without_a_quorum_a_members_store_tells_the_revocations_of_its_own_reads() {
+    paused(async {
+        let replica = Replica::start();
+        replica.read(5, &[("bob", 4, true)]).await;
+        replica.looks(5, &[("bob", 4, true)]).await;
+        publish_leader(&replica, false);
+        // Older than what is known: nobody comes back by it.
+        for _ in 0..200 {
+            read_locally(&replica, 4, &[]).await;
+        }
+        let (sealer, serving) = (replica.sealer(), ServingState::LocalReadsOnly);
+        assert!(replica.register.age() > Duration::from_secs(60), "no quorum has told anything");
+        assert!(sealer.is_for_local_reads() && !replica.register.is_known());
+        assert!(
+            replica.register.is_known_for(serving) && !replica.register.is_known_for(ServingState::Ready)
+        );
+        assert_eq!(sealer.admit_login(&"bob".into()), Err(LoginInadmissible::Blocked));
+        assert_eq!(sealer.admit_login(&"alice".into()), Ok(0));
+        // What was written at the last moment.
+        for _ in 0..3 {
+            read_locally(&replica, 6, &[("alice", 6, true), ("bob", 4, true)]).await;
+        }
+        assert_eq!(sealer.admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
+
+        // The member is not heard for longer than a revocation may stay unknown: a quorum may have been back.
+        replica.keyward.publish(|membership| membership.members.clear());
+        tokio::time::sleep(Duration::from_secs(70)).await;
+        assert_eq!(sealer.admit_login(&"carol".into()), Err(LoginInadmissible::NotKnown));
+    });
+}
+
+/// A quorum that is back tells the revocations before anybody but a local read is admitted.
+#[test]
+fn with_a_quorum_again_its_word_alone_counts() {
+    paused(async {
+        let replica = Replica::start();
+        replica.read(5, &[]).await;
+        replica.looks(5, &[]).await;
+        publish_leader(&replica, false);
+        for _ in 0..200 {
+            read_locally(&replica, 5, &[]).await;
+        }
+        assert!(replica.sealer().is_for_local_reads());
+        publish_leader(&replica, true);
+        let refused = async {
+            let call = replica.member.called(RANGE).await;
+            call.refuse(Code::Unavailable, "etcdserver: request timed out");
+        };
+        refused.await;
+        settled().await;
+        assert_eq!(replica.sealer().admit_login(&"alice".into()), Err(LoginInadmissible::NotKnown));
+        replica.looks(6, &[("alice", 6, true)]).await;
+        assert_eq!(replica.sealer().admit_login(&"alice".into()), Err(LoginInadmissible::Blocked));
+        assert!(!replica.sealer().is_for_local_reads() && replica.register.is_known());
     });
 }
 

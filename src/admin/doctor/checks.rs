@@ -418,7 +418,8 @@ impl DoctorInputs<'_> {
         if !self.revocations_known {
             let why = self.revocations_unread.map(|why| format!(" ({why})")).unwrap_or_default();
             let what = format!("the revocations are not known{why}: logins and calls are refused");
-            findings.error("revocation_unknown", "revocation", what, readiness::revocation_role(config));
+            let fix = readiness::revocation_fix(config, self.members.serving());
+            findings.error("revocation_unknown", "revocation", what, fix);
         }
     }
 

@@ -16,9 +16,12 @@ impl DoctorInputs<'_> {
         if serving == ServingState::LocalReadsOnly {
             let what = "no member has a leader: the cluster has lost its quorum, only local reads are served \
                 (degraded)";
-            let fix = "save what is there: etcdctl snapshot save FILE; then start the other members, or, \
+            let fix = "save what is there: etcdctl snapshot save FILE, as a user who was logged in here \
+                       before (a login needs a quorum), or by a certificate; where that fails, stop a member \
+                       that is left and copy member/snap/db of its data; then start the other members, or, \
                        where they are gone for good, restore the snapshot to a new cluster (etcdutl \
-                       snapshot restore FILE): without a quorum etcd adds and removes no member";
+                       snapshot restore FILE, with --skip-hash-check for a copy): without a quorum etcd \
+                       adds and removes no member";
             findings.error("quorum_lost", "cluster", what, fix);
         } else if serving != ServingState::Ready {
             let fix = "start members, or look at what stands between: etcdctl endpoint health, at their own \

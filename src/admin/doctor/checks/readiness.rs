@@ -4,10 +4,30 @@
 
 use super::DoctorFindings;
 use crate::config::{Config, EtcdLogin, RevocationPersistence};
+use crate::members::membership::ServingState;
 use crate::upstream::peer_urls::{PeerTrustLook, roots_of};
 
-/// The remedy for revocations that cannot be read.
-pub(super) fn revocation_role(config: &Config) -> String {
+/// The remedy for revocations that cannot be read. Roles are changed by a quorum only, and a member without
+/// one gives no token.
+pub(super) fn revocation_fix(config: &Config, serving: ServingState) -> String {
+    match serving {
+        ServingState::LocalReadsOnly => {
+            "start the missing members, or see the way out in docs/runbooks/KeywardQuorumLost.md: without a \
+             quorum this replica, which has not known the revocations before, cannot log in to read them; a \
+             replica that knew them still serves local reads, do not restart it"
+                .to_owned()
+        }
+        ServingState::NoReadyVoter => {
+            "start the members: the revocations are read as soon as one is ready".to_owned()
+        }
+        ServingState::Ready | ServingState::NoKnownLeader | ServingState::NothingKnown => {
+            revocation_role(config)
+        }
+    }
+}
+
+/// The remedy for a login that may not read the revocations.
+fn revocation_role(config: &Config) -> String {
     let fix = "see that cluster.probe or revocation.user may read and write revocation.etcd_prefix";
     match &config.revocation.keep {
         RevocationPersistence::Etcd { prefix, login: Some(login) } => {

@@ -591,7 +591,7 @@ fn a_cluster_that_does_not_serve() {
         (Warning, "member_unstarted"),
     ];
     let said = scene.with(absent).finds(&found);
-    assert!(said.contains("etcdctl snapshot save"), "{said}");
+    assert!(said.contains("etcdctl snapshot save") && said.contains("member/snap/db"), "{said}");
     assert!(!said.contains("member remove") && !said.contains("member add"), "{said}");
     assert_eq!(said.matches("without a quorum etcd adds and removes no member").count(), 4, "{said}");
     let said = Scene::new().with(absent).finds(&[(Warning, "member_unstarted")]);
@@ -880,6 +880,22 @@ fn what_is_open_or_would_be_lost() {
     });
     let said = unknown.finds(&[(Error, "revocation_unknown")]);
     assert!(said.contains("are not known (needs cluster.probe: auth is on): logins"), "{said}");
+    let lost = Scene::new().with(|scene| {
+        scene.revocations_known = false;
+        scene.revocations_unread = Some("the cluster has no quorum: a login needs a quorum");
+        scene.members.leader = None;
+        for place in &mut scene.members.members {
+            let readiness = Readiness::NotReady(UnreadyReason::NoLeader);
+            *place = Arc::new(Member { readiness, ..Member::clone(place) });
+        }
+    });
+    let report = lost.report().to_string();
+    let unknown = report.split("revocation_unknown").nth(1).expect("it is told");
+    assert!(
+        unknown.contains("the cluster has no quorum") && unknown.contains("KeywardQuorumLost"),
+        "{report}"
+    );
+    assert!(!report.contains("etcdctl role"), "a role needs a quorum: {report}");
     let holders = |found: &[&str], untold: &[&str], unlisted| {
         let users = |names: &[&str]| names.iter().map(|name| UserName::from(*name)).collect();
         let holders = RootHolders { found: users(found), untold: users(untold), unlisted };
