@@ -2,10 +2,12 @@
 //! whom the change does not name.
 //!
 //! Owns: which changes weaken. Must not know: who made them. Invariants: each such change is told with the
-//! value before and the value now; each key that a reload changes either has an example in the tests here, or
-//! a reason why it weakens nothing.
+//! value before and the value now; an absent key that takes the value of another key is compared by that
+//! value; each key that a reload changes either has an example in the tests here, or a reason why it weakens
+//! nothing.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::audit::record::Timestamp;
@@ -13,7 +15,7 @@ use crate::config::policy_document::{PolicyBinding, PolicyDocument, PolicyRole};
 use crate::config::usage_limits::UsageLimits;
 use crate::config::{
     AllowedOrigins, ClientAuth, Config, Identify, Listener, MapRule, MappingOutcome, MappingRules, OnExpiry,
-    OwnHosts, PolicyMode, PolicySettings, RequireIdentity, UnknownMethods,
+    OwnHosts, PolicySettings, RequireIdentity, UnknownMethods,
 };
 use crate::identity::UserName;
 use crate::rpc::namespace::lease_ids::LeaseScope;
@@ -22,7 +24,7 @@ use crate::trust::Strictness;
 /// The changes from `before` to `now` that weaken, each as a sentence without secrets.
 pub(super) fn weaker(before: &Config, now: &Config) -> Vec<String> {
     let mut told = Vec::new();
-    of_policy(&before.policy, &now.policy, &mut told);
+    of_policy(before, now, &mut told);
     for old in &before.listeners {
         let Some(new) = now.listeners.iter().find(|new| new.name == old.name) else { continue };
         of_listener(old, new, &mut told);
@@ -69,7 +71,9 @@ fn of_mapping(before: &MappingRules, now: &MappingRules, told: &mut Vec<String>)
     }
 }
 
-fn of_policy(before: &PolicySettings, now: &PolicySettings, told: &mut Vec<String>) {
+fn of_policy(old: &Config, new: &Config, told: &mut Vec<String>) {
+    let is_served = |name: &str| new.listeners.iter().any(|listener| *listener.name == *name);
+    let (before, now) = (&old.policy, &new.policy);
     if now.mode < before.mode {
         told.push(changed("policy.mode", before.mode.name(), now.mode.name()));
     }
@@ -86,22 +90,24 @@ fn of_policy(before: &PolicySettings, now: &PolicySettings, told: &mut Vec<Strin
         told.push(changed("policy.namespace_leases", "own", "any"));
     }
     for (name, _) in &before.listener_namespaces {
-        if !now.listener_namespaces.iter().any(|(new, _)| new == name) {
+        if is_served(name) && !now.listener_namespaces.iter().any(|(new, _)| new == name) {
             told.push(changed(&format!("listener {name}: namespace"), "set", "none"));
         }
     }
     of_limits("[policy.peer_limits]", &before.peer_limits, &now.peer_limits, told);
-    for (name, limits) in &before.listener_limits {
+    for (name, limits) in before.listener_limits.iter().filter(|(name, _)| is_served(name)) {
         let new = now.listener_limits.iter().find(|(new, _)| new == name).map(|(_, limits)| limits);
         of_limits(&format!("listener {name}: limits"), limits, new.unwrap_or(&UsageLimits::default()), told);
     }
     // A policy in etcd has records and a generation of its own.
     if before.stored.is_none() && now.stored.is_none() {
-        of_document(&before.document, &now.document, told);
+        of_document(before, new, told);
     }
 }
 
-fn of_document(before: &PolicyDocument, now: &PolicyDocument, told: &mut Vec<String>) {
+fn of_document(settings_before: &PolicySettings, new_config: &Config, told: &mut Vec<String>) {
+    let settings_now = &new_config.policy;
+    let (before, now) = (&settings_before.document, &settings_now.document);
     let nothing = PolicyRole {
         name: "".into(),
         allow: Vec::new(),
@@ -116,22 +122,54 @@ fn of_document(before: &PolicyDocument, now: &PolicyDocument, told: &mut Vec<Str
             let (before, now) = (old.deny.len(), new.deny.len());
             told.push(format!("role {:?}: deny: {before} grants -> {now}, {removed} removed", old.name));
         }
-        of_limits(&format!("role {:?}: limits", old.name), &old.limits, &new.limits, told);
+        // A peer has the limits of [policy.peer_limits] where its roles have none.
+        let limits_now = new.limits.clone().or(&settings_now.peer_limits);
+        of_limits(&format!("role {:?}: limits", old.name), &old.limits, &limits_now, told);
         of_limits(&format!("role {:?}: total_limits", old.name), &old.total_limits, &new.total_limits, told);
     }
     for (at, old) in before.bindings.iter().enumerate() {
-        let of_same =
-            |new: &&PolicyBinding| (&new.conditions, &new.listener) == (&old.conditions, &old.listener);
-        let Some(new) = now.bindings.iter().find(of_same) else { continue };
-        if old.namespace.is_some() && new.namespace.is_none() {
+        let (alike_before, alike_now) = (bound_alike(before, before, old), bound_alike(before, now, old));
+        if alike_now.is_empty() {
+            continue;
+        }
+        let has_namespace = alike_now.iter().any(|new| new.namespace.is_some());
+        if old.namespace.is_some() && !has_namespace && !is_confined_by_listener(old, new_config) {
             told.push(changed(&format!("binding[{at}].namespace"), "set", "none"));
         }
-        let Some(mode) = old.mode else { continue };
-        if new.mode.is_none_or(|new| new < mode) {
-            let now = new.mode.map_or("none", PolicyMode::name);
-            told.push(changed(&format!("binding[{at}].mode"), mode.name(), now));
+        // Of several modes of a caller the strictest holds, and without any that of the policy.
+        let own_mode = |alike: &[&PolicyBinding]| alike.iter().filter_map(|one| one.mode).max();
+        let (own_before, own_now) = (own_mode(&alike_before), own_mode(&alike_now));
+        let in_force = (own_before.unwrap_or(settings_before.mode), own_now.unwrap_or(settings_now.mode));
+        // A lower `policy.mode` is told once, and not for each binding that takes it.
+        if in_force.1 < in_force.0 && (own_before, own_now) != (None, None) {
+            let origin = if own_now.is_none() { " (policy.mode)" } else { "" };
+            let now = format!("{}{origin}", in_force.1.name());
+            told.push(changed(&format!("binding[{at}].mode"), in_force.0.name(), &now));
         }
     }
+}
+
+/// The bindings of `document` for the callers whom `binding`, of the document `origin`, binds.
+fn bound_alike<'d>(
+    origin: &PolicyDocument,
+    document: &'d PolicyDocument,
+    binding: &PolicyBinding,
+) -> Vec<&'d PolicyBinding> {
+    let bound = |document: &PolicyDocument, one: &PolicyBinding| {
+        let group = one.group.and_then(|at| document.groups.get(at)).map(|group| Arc::clone(&group.name));
+        (one.conditions.clone(), one.etcd_user.clone(), one.listener.clone(), group)
+    };
+    let wanted = bound(origin, binding);
+    document.bindings.iter().filter(|one| bound(document, one) == wanted).collect()
+}
+
+/// True if a namespace of its listener confines each caller of the binding.
+fn is_confined_by_listener(binding: &PolicyBinding, config: &Config) -> bool {
+    let mut listeners = config.listeners.iter().map(|listener| &listener.name);
+    listeners.all(|name| {
+        binding.listener.as_ref().is_some_and(|only| only != name)
+            || config.policy.listener_namespaces.iter().any(|(confined, _)| confined == name)
+    })
 }
 
 /// A limit that was removed. One that is higher is a change like any other.
@@ -326,6 +364,75 @@ mod tests {
         ),
     ];
 
+    /// A change, the lines before and after it with those of a binding, and all that is told.
+    type InheritingExample =
+        (&'static str, (&'static str, &'static str), (&'static str, &'static str), &'static [&'static str]);
+
+    /// A key that is absent takes the value of another. `LIMITS` stands for limits of the role.
+    const IN_FORCE: &[InheritingExample] = &[
+        (
+            "a mode moves to the policy",
+            ("policy.mode = 'shadow'", "mode = 'enforce'"),
+            ("policy.mode = 'enforce'", ""),
+            &[],
+        ),
+        (
+            "a binding's own mode goes, and that of the policy is as strict",
+            ("policy.mode = 'enforce'", "mode = 'enforce'"),
+            ("policy.mode = 'enforce'", ""),
+            &[],
+        ),
+        (
+            "a binding's own mode goes, and that of the policy is weaker",
+            ("policy.mode = 'shadow'", "mode = 'enforce'"),
+            ("policy.mode = 'shadow'", ""),
+            &["binding[0].mode: enforce -> shadow (policy.mode)"],
+        ),
+        (
+            "a binding gets a mode that is weaker than the policy's",
+            ("policy.mode = 'enforce'", ""),
+            ("policy.mode = 'enforce'", "mode = 'shadow'"),
+            &["binding[0].mode: enforce -> shadow"],
+        ),
+        (
+            "the mode of the policy, which the binding takes, is told once",
+            ("policy.mode = 'enforce'", ""),
+            ("policy.mode = 'shadow'", ""),
+            &["policy.mode: enforce -> shadow"],
+        ),
+        (
+            "the binding's own mode stays",
+            ("policy.mode = 'enforce'", "mode = 'enforce'"),
+            ("policy.mode = 'shadow'", "mode = 'enforce'"),
+            &["policy.mode: enforce -> shadow"],
+        ),
+        (
+            "both fall",
+            ("policy.mode = 'enforce'", "mode = 'enforce'"),
+            ("policy.mode = 'shadow'", ""),
+            &["policy.mode: enforce -> shadow", "binding[0].mode: enforce -> shadow (policy.mode)"],
+        ),
+        (
+            "a role's limit gives way to that of each peer",
+            ("policy.peer_limits.watches = 9", "LIMITS"),
+            ("policy.peer_limits.watches = 9", ""),
+            &[],
+        ),
+        ("a role's limit goes", ("", "LIMITS"), ("", ""), &["role \"r\": limits.watches: 7 -> none"]),
+        (
+            "a binding's namespace gives way to that of all listeners",
+            ("LISTENER namespace = '/a/'", "namespace = '/a/'"),
+            ("LISTENER namespace = '/a/'", ""),
+            &[],
+        ),
+        (
+            "a binding's namespace goes",
+            ("", "namespace = '/a/'"),
+            ("", ""),
+            &["binding[0].namespace: set -> none"],
+        ),
+    ];
+
     /// Keys whose changes take no protection away, each with the reason; a key stands for all keys below it.
     const WEAKEN_NOTHING: &[(&str, &str)] = &[
         ("session.key_files", "a new key has sealed no session yet"),
@@ -377,6 +484,16 @@ mod tests {
     }
 
     fn read(lines: &str) -> Result<Config, config::ConfigFaults> {
+        let deny = "deny = [{ actions = ['write'], everything = true }]\n";
+        match lines.strip_prefix("POLICY") {
+            Some("") => read_with_policy("", READER),
+            Some(_) => read_with_policy("", &format!("{READER}{deny}")),
+            None => read_with_policy(lines, ""),
+        }
+    }
+
+    /// Reads lines of the configuration, with the text of `policy.file`, if any.
+    fn read_with_policy(lines: &str, policy: &str) -> Result<Config, config::ConfigFaults> {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         let (authority, list) = revoking_authority();
@@ -390,19 +507,12 @@ mod tests {
             Some(further) => (format!(", {further}"), ""),
             None => (String::new(), lines),
         };
-        let (policy, lines) = match lines.strip_prefix("POLICY") {
-            Some("") => (READER.to_owned(), "policy.file = 'policy.toml'"),
-            Some(_) => {
-                let deny = "deny = [{ actions = ['write'], everything = true }]\n";
-                (format!("{READER}{deny}"), "policy.file = 'policy.toml'")
-            }
-            None => (String::new(), lines),
-        };
-        write("policy.toml", &policy);
+        let file = if policy.is_empty() { "" } else { "policy.file = 'policy.toml'" };
+        write("policy.toml", policy);
         write("password", "secret");
         let path = folder.path().join("keyward.toml");
         let text = format!(
-            "{lines}\nlistener = [{{ name = 'a', address = '127.0.0.1:1'{of_listener} }}]\n\
+            "{file}\n{lines}\nlistener = [{{ name = 'a', address = '127.0.0.1:1'{of_listener} }}]\n\
              cluster.endpoints = ['http://127.0.0.1:2']\n\
              user = [{{ name = 'app', password_file = 'password' }}]\n"
         );
@@ -424,6 +534,29 @@ mod tests {
             }
         }
         assert_eq!(seen, expected);
+    }
+
+    /// The other binding has the same conditions, but for the etcd user.
+    #[test]
+    fn a_key_that_inherits_is_compared_as_it_is_in_force() {
+        let load = |(lines, of_binding): (&str, &str)| {
+            let (limits, of_binding) = match of_binding {
+                "LIMITS" => ("limits = { watches = 7 }\n", ""),
+                of_binding => ("", of_binding),
+            };
+            let policy = format!(
+                "[[role]]\nname = 'r'\n{limits}[[binding]]\netcd_user = 'a'\nroles = ['r']\n{of_binding}\n\
+                 [[binding]]\netcd_user = 'b'\nroles = ['r']\n"
+            );
+            read_with_policy(lines, &policy).expect("a configuration")
+        };
+        for (what, before, now, told) in IN_FORCE {
+            assert_eq!(weaker(&load(*before), &load(*now)), *told, "{what}");
+        }
+        let of_listener = "LISTENER namespace = '/a/', limits = { watches = 7 }";
+        let (before, mut now) = (load((of_listener, "")), load(("", "")));
+        now.listeners.clear();
+        assert_eq!(weaker(&before, &now), [""; 0], "nobody enters by a listener that is gone");
     }
 
     #[test]
