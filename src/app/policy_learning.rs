@@ -49,9 +49,14 @@ struct CallRecord {
 
 /// The path of the stream whose begin is a renewal.
 const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
-/// The words of `audit.events`, and a noun for the records of each.
-const EVENTS: [(&str, &str); 4] =
-    [("changes", "changes"), ("reads", "reads"), ("watches", "watches"), ("leases", "renewals of leases")];
+/// The words of `audit.events`, with a noun for the records of each, and what of it may be older than all
+/// records.
+const EVENTS: [(&str, &str, Option<&str>); 4] = [
+    ("changes", "changes", None),
+    ("reads", "reads", None),
+    ("watches", "opened watches", Some("watches opened")),
+    ("leases", "begun renewals of leases", Some("renewals begun")),
+];
 
 /// Leases named by a warning at most.
 const NAMED_LEASES: usize = 5;
@@ -89,7 +94,7 @@ pub fn learn(
         }
         Ok(())
     })?;
-    Ok(records.finish())
+    Ok(records.finish(conditions))
 }
 
 impl Records {
@@ -154,7 +159,7 @@ impl Records {
         });
     }
 
-    fn finish(mut self) -> LearnedPolicy {
+    fn finish(mut self, conditions: &AuditSearch) -> LearnedPolicy {
         let mut unknown_leases = BTreeSet::new();
         for (peer, action, lease) in &self.uses_of_leases {
             match self.keys_of_leases.get(lease) {
@@ -171,7 +176,7 @@ impl Records {
                 self.learner.note_action(peer, *action);
             }
         }
-        let warnings = self.warnings(&unknown_leases);
+        let warnings = self.warnings(conditions, &unknown_leases);
         let mut text =
             format!("# Learned from {} records of the audit log. Review each grant.\n", self.records);
         for warning in &warnings {
@@ -182,12 +187,21 @@ impl Records {
         LearnedPolicy { text, warnings, records: self.records }
     }
 
-    fn warnings(&self, unknown_leases: &BTreeSet<(String, String)>) -> Vec<String> {
+    fn warnings(&self, conditions: &AuditSearch, unknown_leases: &BTreeSet<(String, String)>) -> Vec<String> {
         let mut warnings = Vec::new();
-        for (word, what) in EVENTS {
-            if !self.events.contains(word) {
-                warnings.push(format!("there is no record of {what}: is {word:?} in audit.events?"));
+        for (word, what, older) in EVENTS.into_iter().filter(|(word, ..)| !self.events.contains(word)) {
+            let mut warning = format!("there is no record of {what}");
+            let scopes =
+                [(conditions.peer.is_some(), " of --peer"), (conditions.since.is_some(), " within --since")];
+            warning.extend(scopes.into_iter().filter(|(is_set, _)| *is_set).map(|(_, scope)| scope));
+            let _infallible = write!(warning, ": {word:?} is not in audit.events, or there were none");
+            if let Some(older) = older {
+                let _infallible = write!(
+                    warning,
+                    "; {older} before may be missing here, and keyward policy shadow names them"
+                );
             }
+            warnings.push(warning);
         }
         let mut count = |count: u64, reason: &str| {
             if count > 0 {

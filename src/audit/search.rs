@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::record::{AuditedRange, Timestamp};
 use crate::rpc::key_range::end_of_prefix;
-use crate::rpc::method::METHODS;
+use crate::rpc::method::{lookup, methods_named};
 
 /// The conditions of a search. All must hold.
 #[derive(Clone, Debug, Default)]
@@ -114,6 +114,14 @@ struct FoundPeer {
     count: u64,
 }
 
+impl FoundRecord {
+    /// The time, in a text form that compares as the times do.
+    #[must_use]
+    pub fn time(&self) -> &str {
+        &self.time
+    }
+}
+
 impl AuditSearch {
     /// Reads a line, and returns the record if all conditions hold.
     #[must_use]
@@ -147,10 +155,13 @@ impl AuditSearch {
 
 /// True if a person who writes `wanted` means the method.
 fn is_method(method: &str, wanted: &str) -> bool {
-    let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
-    let (own, wanted_name) = (name(method), wanted.to_ascii_lowercase());
-    let names_one = METHODS.iter().any(|row| name(row.path) == wanted_name);
-    method == wanted || own == wanted_name || (!names_one && own.contains(&wanted_name))
+    let named = methods_named(wanted);
+    if lookup(method).is_some() && !named.is_empty() {
+        return named.iter().any(|row| row.path == method);
+    }
+    let name = method.rsplit('/').next().unwrap_or_default().to_ascii_lowercase();
+    let wanted_name = wanted.to_ascii_lowercase();
+    method == wanted || name == wanted_name || (named.is_empty() && name.contains(&wanted_name))
 }
 
 /// True if the call touched such a range, or may have: the record does not name all of its ranges.
@@ -371,6 +382,16 @@ mod tests {
         ] {
             let search = AuditSearch { peer: Some(peer.into()), method: Some(method.into()), ..by_key(b"k") };
             assert_eq!(search.find(&record).is_some(), found, "{peer} {method}");
+        }
+        for (method, wanted, found) in [
+            ("/etcdserverpb.Watch/Watch", "Watch", true),
+            ("/etcdserverpb.Watch/Watch", "watc", true),
+            ("/grpc.health.v1.Health/Watch", "Watch", false),
+            ("/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Watch", true),
+            ("/other.Watch/Watch", "Watch", true),
+            ("kick", "kick", true),
+        ] {
+            assert_eq!(is_method(method, wanted), found, "{method} {wanted}");
         }
         for (search, found) in [
             (AuditSearch { until: Some(Timestamp(midnight)), ..by_key(b"k") }, true),

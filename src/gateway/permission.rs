@@ -162,7 +162,7 @@ pub fn of_stream(call: &Call<'_>, caller: &Caller) -> Result<Permit, Refusal> {
     if permits.namespace == CallerNamespace::Undecided {
         return Err(outside_namespace(call, OutsideNamespace(Action::Read)));
     }
-    match permits.decide_stream() {
+    match permits.decide_stream(call.method) {
         Decision::Denied(denial) => consequence(call, &permits, denial, part_of_stream(call)),
         Decision::Allowed(permit) | Decision::NeedsLeaseKeys(permit, _) => {
             audited_request::note_verdict(call, &permits, Ok(permit.grant()));
@@ -190,7 +190,9 @@ pub fn of_unknown_method(call: &Call<'_>, caller: &Caller) -> Result<Permit, Ref
         let refused = outside_namespace(call, OutsideNamespace(Action::Write));
         return Err(unimplemented(call.path).unwrap_or(refused));
     }
-    let Decision::Denied(denial) = permits.decide_unknown() else { return of_stream(call, caller) };
+    let Decision::Denied(denial) = permits.decide_unknown(call.method) else {
+        return of_stream(call, caller);
+    };
     let refused = consequence(call, &permits, denial, part_of_stream(call));
     refused.map_err(|refusal| match permits.unknown_methods {
         UnknownMethods::Allow => refusal,

@@ -91,8 +91,8 @@ impl Policy {
         Self::new(settings, rules.generation(config), config.own_prefixes(), now)
     }
 
-    /// Compiles rules under the settings of a policy, with key prefixes closed to every client. Nothing but the
-    /// settings is taken from the settings: their own document may not be in force.
+    /// Compiles rules under the settings of a policy, with key prefixes closed to every client. Nothing but
+    /// the settings is taken from the settings: their own document may not be in force.
     pub(super) fn new<'a>(
         settings: Arc<PolicySettings>,
         rules: RulesGeneration,

@@ -4,6 +4,7 @@
 //! policy comes from. Invariant: a verdict is that of the same code which decides on clients' requests, under
 //! `enforce`.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -25,7 +26,7 @@ use crate::identity::pattern::{Attribute, Glob, PeerPattern};
 use crate::identity::peer::JwtClaims;
 use crate::pb::{etcdserverpb as pb, v3electionpb as election, v3lockpb as lock};
 use crate::rpc::key_range::end_of_prefix;
-use crate::rpc::method::{METHODS, Method};
+use crate::rpc::method::{Method, methods_named};
 use crate::rpc::schema::MessageId;
 use crate::rpc::touch::{Action, TouchTarget};
 
@@ -216,7 +217,7 @@ fn judge(
     call: &DescribedCall,
     text: &mut String,
 ) -> bool {
-    let mut is_allowed = true;
+    let (mut is_allowed, has_line) = (true, Cell::new(false));
     let mut unjudged = None;
     let mut line = |action: Action, keys: &str, verdict: Result<Option<String>, String>| {
         let shown = match verdict {
@@ -226,6 +227,7 @@ fn judge(
                 format!("refused: {reason}")
             }
         };
+        has_line.set(true);
         let _infallible = writeln!(text, "{:<8} {keys}: {shown}", action.name());
     };
     permits.explain(method, message, &mut |touch, verdict| {
@@ -252,7 +254,7 @@ fn judge(
         }
     });
     // A request without any touch, such as an empty Txn, needs a role.
-    if let Decision::Denied(denial) = permits.decide_stream() {
+    if let (false, Decision::Denied(denial)) = (has_line.get(), permits.decide_stream(method)) {
         line(denial.action, "any request", Err(permits.denying_rule(denial)));
     }
     // A lease without keys is one that the caller's actions alone decide on.
@@ -263,19 +265,15 @@ fn judge(
     is_allowed
 }
 
-/// The method with this path, or with this last part of its path.
+/// The method that a person names.
 fn method(name: &str) -> Result<&'static Method, UnjudgedCall> {
-    let is_named = |method: &&Method| {
-        method.path == name
-            || method.path.rsplit('/').next().is_some_and(|last| last.eq_ignore_ascii_case(name))
-    };
-    let found: Vec<&Method> =
-        METHODS.iter().filter(|method| method.path != "unknown").filter(is_named).collect();
-    match found[..] {
+    match methods_named(name)[..] {
         [method] => Ok(method),
         [] => Err(UnjudgedCall(format!("{name:?} is no method; write its path, or its last part as in Put"))),
-        [first, ..] => {
-            Err(UnjudgedCall(format!("{name:?} is the end of several paths; write one, as {}", first.path)))
+        ref several => {
+            let paths: Vec<&str> = several.iter().map(|method| method.path).collect();
+            let paths = paths.join(" or ");
+            Err(UnjudgedCall(format!("{name:?} is the end of several paths; write one of them: {paths}")))
         }
     }
 }

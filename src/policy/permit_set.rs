@@ -19,7 +19,7 @@ use crate::config::policy_document::PolicyDocument;
 use crate::config::{PolicyMode, UnknownMethods};
 use crate::refusal::Refusal;
 use crate::rpc::key_range::KeyRange;
-use crate::rpc::method::Method;
+use crate::rpc::method::{Handler, Method};
 use crate::rpc::namespace::lease_ids::LeaseScope;
 use crate::rpc::touch::{self, Action, Touch, TouchTarget, UnreadableRequest};
 use crate::telemetry::policy_metrics::PolicyMetrics;
@@ -123,7 +123,7 @@ impl PermitSet {
         if self.mode == PolicyMode::Off {
             return Decision::Allowed(Permit::UNJUDGED);
         }
-        let mut judged = self.begin();
+        let mut judged = self.begin(stream_action(method));
         let read = touch::visit(method, message, &mut |touch| match self.namespace.hides(method, &touch) {
             true => ControlFlow::Continue(()),
             false => judged.take(self, touch),
@@ -145,7 +145,7 @@ impl PermitSet {
             }
             ControlFlow::Continue(())
         });
-        explain_unread(read, each);
+        self.explain_unread(read, each);
     }
 
     /// As [`PermitSet::explain`], for a watch given as its WatchCreateRequest.
@@ -158,7 +158,7 @@ impl PermitSet {
             each(touch, self.judge(touch));
             ControlFlow::Continue(())
         });
-        explain_unread(read, each);
+        self.explain_unread(read, each);
     }
 
     /// As [`PermitSet::explain`], for an action on the keys of a lease: see [`PermitSet::decide_keys`].
@@ -188,8 +188,10 @@ impl PermitSet {
         self.judge_range(other, key).is_ok()
     }
 
+    /// The verdict on a touch, for decisions and explanations alike: one refusal has one reason everywhere.
     fn judge(&self, Touch { action, target }: Touch<'_>) -> Result<GrantId, Denial> {
         let judged = match target {
+            _ if self.roles.is_empty() => Err(DenialReason::NoRole),
             TouchTarget::Keys(range) => self.judge_range(action, &range),
             TouchTarget::Cluster => self.judge_cluster(action),
             TouchTarget::KeysOfLease(_) | TouchTarget::KeysSharingLease(_) => {
@@ -205,7 +207,7 @@ impl PermitSet {
         if self.mode == PolicyMode::Off {
             return Decision::Allowed(Permit::UNJUDGED);
         }
-        let mut judged = self.begin();
+        let mut judged = self.begin(Action::Watch);
         let read = touch::visit_watch_create(create, &mut |touch| judged.take(self, touch));
         self.finish(judged, read)
     }
@@ -215,7 +217,7 @@ impl PermitSet {
     /// otherwise a lock would last as long as its lease is not renewed.
     #[must_use]
     pub fn decide_keys<'k>(&self, action: Action, keys: impl IntoIterator<Item = &'k [u8]>) -> Decision {
-        let mut judged = self.begin();
+        let mut judged = self.begin(action);
         for key in keys {
             let range = KeyRange::key(key);
             if self.is_allowed_otherwise(action, &range) {
@@ -229,14 +231,14 @@ impl PermitSet {
         judged.finish()
     }
 
-    /// Decides on a stream of requests as a whole: denied without any role, and otherwise decided request by
-    /// request.
+    /// Decides on a stream of requests of `method` as a whole: denied without any role, and otherwise decided
+    /// request by request.
     #[must_use]
-    pub fn decide_stream(&self) -> Decision {
+    pub fn decide_stream(&self, method: &Method) -> Decision {
         if self.mode == PolicyMode::Off {
             return Decision::Allowed(Permit::UNJUDGED);
         }
-        self.begin().finish()
+        self.begin(stream_action(method)).finish()
     }
 
     /// Names a grant that allows: role, and index among the role's `allow`.
@@ -269,9 +271,9 @@ impl PermitSet {
 
     /// Decides on a method that no rule can name.
     #[must_use]
-    pub fn decide_unknown(&self) -> Decision {
+    pub fn decide_unknown(&self, method: &Method) -> Decision {
         match (self.mode, self.unknown_methods) {
-            (PolicyMode::Off, _) | (_, UnknownMethods::Allow) => self.decide_stream(),
+            (PolicyMode::Off, _) | (_, UnknownMethods::Allow) => self.decide_stream(method),
             (_, UnknownMethods::Refuse) => {
                 Decision::Denied(Denial { action: Action::Write, reason: DenialReason::UnknownMethod })
             }
@@ -309,8 +311,7 @@ impl PermitSet {
 
     fn finish(&self, mut judged: JudgedTouches, read: Result<(), UnreadableRequest>) -> Decision {
         if read.is_err() {
-            for action in [Action::Read, Action::Write] {
-                let touch = Touch { action, target: TouchTarget::Keys(KeyRange::ALL) };
+            for touch in UNREADABLE {
                 if judged.take(self, touch).is_break() {
                     break;
                 }
@@ -319,8 +320,20 @@ impl PermitSet {
         judged.finish()
     }
 
-    fn begin(&self) -> JudgedTouches {
-        let denied = Denial { action: Action::Read, reason: DenialReason::NoRole };
+    /// Explains the verdict on a request that cannot be read.
+    fn explain_unread(
+        &self,
+        read: Result<(), UnreadableRequest>,
+        each: &mut dyn FnMut(Touch<'_>, Result<GrantId, Denial>),
+    ) {
+        if read.is_err() {
+            UNREADABLE.into_iter().for_each(|touch| each(touch, self.judge(touch)));
+        }
+    }
+
+    /// Begins with the verdict on a request without a touch: denied without any role, as this action.
+    fn begin(&self, action: Action) -> JudgedTouches {
+        let denied = Denial { action, reason: DenialReason::NoRole };
         JudgedTouches { grant: None, denied: self.roles.is_empty().then_some(denied), leases: Vec::new() }
     }
 
@@ -362,14 +375,18 @@ impl PermitSet {
     }
 }
 
-/// Explains the verdict on a request that cannot be read.
-fn explain_unread(
-    read: Result<(), UnreadableRequest>,
-    each: &mut dyn FnMut(Touch<'_>, Result<GrantId, Denial>),
-) {
-    if read.is_err() {
-        let touch = Touch { action: Action::Write, target: TouchTarget::Keys(KeyRange::ALL) };
-        each(touch, Err(Denial { action: Action::Write, reason: DenialReason::UnknownMethod }));
+/// The touches for which a request counts that cannot be read.
+const UNREADABLE: [Touch<'static>; 2] = [
+    Touch { action: Action::Read, target: TouchTarget::Keys(KeyRange::ALL) },
+    Touch { action: Action::Write, target: TouchTarget::Keys(KeyRange::ALL) },
+];
+
+/// The action that names the denial of a request without a touch, such as the begin of a stream.
+fn stream_action(method: &Method) -> Action {
+    match method.handler {
+        Handler::Watch => Action::Watch,
+        Handler::KeepAlive => Action::Lease,
+        _ => Action::Read,
     }
 }
 
@@ -381,14 +398,12 @@ struct JudgedTouches {
 }
 
 impl JudgedTouches {
-    fn take(&mut self, permits: &PermitSet, Touch { action, target }: Touch<'_>) -> ControlFlow<()> {
-        if let Some(Denial { reason: DenialReason::NoRole, .. }) = self.denied {
-            self.denied = Some(Denial { action, reason: DenialReason::NoRole });
-            return ControlFlow::Break(());
-        }
-        let judged = match target {
-            TouchTarget::Keys(range) => permits.judge_range(action, &range),
-            TouchTarget::Cluster => permits.judge_cluster(action),
+    fn take(&mut self, permits: &PermitSet, touch: Touch<'_>) -> ControlFlow<()> {
+        let action = touch.action;
+        match touch.target {
+            TouchTarget::Keys(_) | TouchTarget::Cluster => {}
+            // No key is read for a caller without a role.
+            _ if permits.roles.is_empty() => {}
             // The keys need not be known where every key is allowed.
             TouchTarget::KeysOfLease(lease) => {
                 return self.ask_for_keys(permits.judge_range(action, &KeyRange::ALL), action, lease);
@@ -397,14 +412,14 @@ impl JudgedTouches {
             TouchTarget::KeysSharingLease(lease) => {
                 return self.ask_for_keys(permits.judge_grants(action, &KeyRange::ALL), action, lease);
             }
-        };
-        match judged {
+        }
+        match permits.judge(touch) {
             Ok(grant) => {
                 self.grant.get_or_insert(grant);
                 ControlFlow::Continue(())
             }
-            Err(reason) => {
-                self.denied = Some(Denial { action, reason });
+            Err(denial) => {
+                self.denied = Some(denial);
                 ControlFlow::Break(())
             }
         }

@@ -456,11 +456,36 @@ mod tests {
             let Decision::Denied(denial) = nobody.decide(method, b"") else { panic!("{}", method.path) };
             let part = DeniedPart::Message(b"");
             register.note(&nobody, "no", (method, denial), part, Instant::now());
+            let told = nobody.denying_rule(denial);
+            let rules: Vec<_> = register.missing().into_iter().map(|(_, row)| row.rule).collect();
+            assert!(rules.is_empty() || rules.contains(&told.as_str().into()), "{told}: {rules:?}");
+            assert!(rules.iter().all(|rule| rule.starts_with("no_role: ")), "{rules:?}");
             // A watch stream is named by its watches.
             assert_eq!(register.missing().is_empty(), method.handler == Handler::Watch, "{}", method.path);
             named += usize::from(!register.missing().is_empty());
         }
         assert!(named > 35, "{named}");
+    }
+
+    /// A search for the text of an audit record finds the row, also of a request that cannot be read.
+    #[test]
+    fn a_row_has_the_rule_of_the_decision() {
+        for (name, expected) in [
+            ("al", ["no_grant: read", "no_grant: write", "own_keys: read"]),
+            ("bo", ["no_role: read", "no_role: write", "no_role: read"]),
+        ] {
+            let permits = shadow(name);
+            let requests =
+                [(RANGE, range("/b/1", "")), (PUT, put("/b/1").encode_to_vec()), (RANGE, b"\xff".to_vec())];
+            for ((path, message), expected) in requests.into_iter().zip(expected) {
+                let register = following(&permits);
+                let method = lookup(path).expect("a method");
+                let Decision::Denied(denial) = permits.decide(method, &message) else { panic!("{path}") };
+                assert_eq!(permits.denying_rule(denial), expected);
+                note(&register, &permits, name, path, &message);
+                assert_eq!(&*register.missing()[0].1.rule, expected, "{name} {path}");
+            }
+        }
     }
 
     #[test]

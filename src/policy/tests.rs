@@ -141,7 +141,17 @@ fn without_a_role_even_an_empty_transaction_is_denied() {
     let policy = policy(&text);
     let alice = permits(&policy, &peer("alice"));
     assert_eq!(verdict(&alice, "/etcdserverpb.KV/Txn", b""), Err(DenialReason::NoRole));
-    assert!(matches!(alice.decide_stream(), Decision::Denied(_)));
+    for (path, rule) in [
+        ("/etcdserverpb.Watch/Watch", "no_role: watch"),
+        ("/etcdserverpb.Lease/LeaseKeepAlive", "no_role: lease"),
+    ] {
+        let stream = lookup(path).expect("a method");
+        let Decision::Denied(denial) = alice.decide_stream(stream) else { panic!("{path}") };
+        assert_eq!(alice.denying_rule(denial), rule);
+        // A message without a watch or a readable lease.
+        let Decision::Denied(denial) = alice.decide(stream, b"") else { panic!("{path}") };
+        assert_eq!(alice.denying_rule(denial), rule);
+    }
     assert_eq!(verdict(&permits(&policy, &peer("bob")), "/etcdserverpb.KV/Txn", b""), Ok(()));
 }
 

@@ -338,6 +338,16 @@ pub static METHODS: &[Method] = &number([
     following("/grpc.health.v1.Health/Watch", Health, M::HealthCheckRequest).by(Handler::HealthWatch),
 ]);
 
+/// The methods that a person means by `name`: the path, or its last part in any case. `Watch` is etcd's, as
+/// in audit records and tables; the one of gRPC's health service is named by its path.
+#[must_use]
+pub fn methods_named(name: &str) -> Vec<&'static Method> {
+    let is_named = |row: &&Method| row.path == name || row.name.eq_ignore_ascii_case(name);
+    let named: Vec<_> = METHODS.iter().filter(is_named).collect();
+    let of_etcd: Vec<_> = named.iter().copied().filter(|row| row.class != Health).collect();
+    if of_etcd.is_empty() { named } else { of_etcd }
+}
+
 const fn unary(path: &'static str, class: Class, effect: Effect, target: CallTarget, body: M) -> Method {
     let (service, name) = split(path);
     let (stream, lane) = (StreamingSides::Unary, Lane::Unary);
@@ -431,6 +441,18 @@ mod tests {
         assert_eq!(rows.len(), METHODS.len(), "a path has two rows");
         assert!(described.len() >= 51, "{}", described.len());
         assert_eq!(rows, described);
+    }
+
+    #[test]
+    fn the_last_part_of_a_path_names_one_method_and_watch_is_that_of_etcd() {
+        let paths = |name: &str| methods_named(name).iter().map(|row| row.path).collect::<Vec<_>>();
+        for row in METHODS {
+            let is_of_health = row.path == "/grpc.health.v1.Health/Watch";
+            let expected = if is_of_health { "/etcdserverpb.Watch/Watch" } else { row.path };
+            assert_eq!((paths(row.path), paths(row.name)), (vec![row.path], vec![expected]));
+            assert_eq!(paths(&row.name.to_lowercase()), [expected]);
+        }
+        assert_eq!((paths(""), paths("KV/Range"), paths("unknown")), (vec![], vec![], vec![]));
     }
 
     #[test]
