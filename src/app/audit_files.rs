@@ -2,8 +2,11 @@
 //!
 //! Owns: opening the files, their replicas and their order. Must not know: the checks, the conditions of a
 //! search. Invariants: the files of a replica are read in the order of their records, whatever the order of
-//! the arguments; the files of each replica are checked as a chain of their own.
+//! the arguments; the files of each replica are checked as a chain of their own; a search holds one line and
+//! one open file of each chain.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
@@ -12,7 +15,6 @@ use std::path::{Path, PathBuf};
 use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::audit::chain::ChainedLine;
 use crate::audit::head_signature::{BadPublicKey, HeadPublicKey};
 use crate::audit::search::{AuditSearch, FoundRecord};
 use crate::audit::verify::{ChainCheck, ChainFault, ChainReport};
@@ -283,7 +285,8 @@ fn chains_of_one_name(mut files: Vec<AuditFileEnds>) -> Vec<Vec<AuditFileEnds>> 
     chains
 }
 
-/// Passes each line with its record to `print`, if the conditions hold.
+/// Passes each line with its record to `print`, if the conditions hold. The records of several chains come in
+/// the order of their times; those of one chain keep the order in which they were written.
 ///
 /// # Errors
 /// A file cannot be read, or a result cannot be printed.
@@ -292,21 +295,62 @@ pub fn search(
     conditions: &AuditSearch,
     mut print: impl FnMut(&[u8], &FoundRecord) -> io::Result<()>,
 ) -> Result<(), AuditFilesError> {
-    for path in in_order(files)? {
-        let mut file = open(&path)?;
-        let mut line = Vec::new();
+    let files = chained(files).map(|path| AuditFileEnds::read(path)).collect::<Result<Vec<_>, _>>()?;
+    let chains = by_replica(files).into_iter().flat_map(chains_of_one_name);
+    let mut chains: Vec<_> = chains.map(SearchedChain::new).collect();
+    chains.sort_by(|one, other| one.files.as_slice().cmp(other.files.as_slice()));
+    // The oldest record of each chain is first; equal times keep the order of the chains.
+    let mut oldest = BinaryHeap::new();
+    for (at, chain) in chains.iter_mut().enumerate() {
+        oldest.extend(chain.advance(conditions)?.map(|time| Reverse((time, at))));
+    }
+    while let Some(Reverse((_, at))) = oldest.pop() {
+        let chain = &mut chains[at];
+        if let Some(found) = &chain.found {
+            print(&chain.line, found).map_err(AuditFilesError::Unprintable)?;
+        }
+        oldest.extend(chain.advance(conditions)?.map(|time| Reverse((time, at))));
+    }
+    Ok(())
+}
+
+/// The search in one chain: one file is open, and one line is held.
+struct SearchedChain {
+    files: std::vec::IntoIter<PathBuf>,
+    open: Option<(PathBuf, BufReader<File>)>,
+    line: Vec<u8>,
+    /// The record of the line.
+    found: Option<FoundRecord>,
+}
+
+impl SearchedChain {
+    fn new(files: Vec<AuditFileEnds>) -> Self {
+        let files: Vec<_> = files.into_iter().map(|file| file.path).collect();
+        Self { files: files.into_iter(), open: None, line: Vec::new(), found: None }
+    }
+
+    /// Goes on to the next line for which the conditions hold. Returns its time; `None` at the end.
+    fn advance(&mut self, conditions: &AuditSearch) -> Result<Option<String>, AuditFilesError> {
+        self.found = None;
         loop {
-            line.clear();
-            let unreadable = |source| AuditFilesError::Unreadable { path: path.clone(), source };
-            if (&mut file).take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(unreadable)? == 0 {
-                break;
+            let Some((path, file)) = &mut self.open else {
+                let Some(path) = self.files.next() else { return Ok(None) };
+                self.open = Some((path.clone(), open(&path)?));
+                continue;
+            };
+            self.line.clear();
+            let read = file.take(LONGEST_LINE).read_until(b'\n', &mut self.line);
+            let read = read.map_err(|source| AuditFilesError::Unreadable { path: path.clone(), source })?;
+            if read == 0 {
+                self.open = None;
+                continue;
             }
-            if let Some(found) = conditions.find(&line) {
-                print(&line, &found).map_err(AuditFilesError::Unprintable)?;
+            self.found = conditions.find(&self.line);
+            if let Some(found) = &self.found {
+                return Ok(Some(found.time().to_owned()));
             }
         }
     }
-    Ok(())
 }
 
 fn open(path: &Path) -> Result<BufReader<File>, AuditFilesError> {
@@ -319,17 +363,6 @@ fn chained(files: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
     let is_torn = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "torn");
     let has_others = files.iter().any(|path| !is_torn(path));
     files.iter().filter(move |path| !(has_others && is_torn(path)))
-}
-
-/// The files by the number of their first line. A file whose first line is bad comes last.
-fn in_order(files: &[PathBuf]) -> Result<Vec<PathBuf>, AuditFilesError> {
-    let mut numbered = Vec::new();
-    for path in chained(files) {
-        let line = first_line(path)?;
-        numbered.push((ChainedLine::read(&line).map_or(u64::MAX, |line| line.seq), path.clone()));
-    }
-    numbered.sort();
-    Ok(numbered.into_iter().map(|(_, path)| path).collect())
 }
 
 /// The first line, without its line break.

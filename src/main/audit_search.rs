@@ -60,7 +60,7 @@ pub(crate) struct AuditSearchArguments {
     as_what: OutputArgs,
 }
 
-/// Prints the records found, one a line.
+/// Prints the records found, one a line, those of several replicas in the order of their times.
 pub(crate) fn search(asked: AuditSearchArguments) -> ExitCode {
     let at = |age| Timestamp(SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH));
     let search = AuditSearch {
@@ -78,7 +78,8 @@ pub(crate) fn search(asked: AuditSearchArguments) -> ExitCode {
     };
     let print = |line: &[u8], found: &FoundRecord| match asked.as_what.output {
         OutputForm::Table => writeln!(io::stdout(), "{found}"),
-        OutputForm::Json => io::stdout().write_all(line),
+        // The last line of a torn file may lack its line break.
+        OutputForm::Json => io::stdout().write_all(&[line.trim_ascii_end(), b"\n"].concat()),
     };
     match audit_files::search(&asked.files, &search, print) {
         Ok(()) => ExitCode::SUCCESS,

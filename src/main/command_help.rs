@@ -300,7 +300,7 @@ const NOTES: [CommandNotes; 39] = [
         "policy diff",
         &[(0, "no difference"), (1, "a difference"), (64, "a fault in FILE, or no policy.etcd_prefix")],
         ASKING,
-        &[("keyward policy diff policy.toml", "against the generation in force")],
+        &[("keyward policy diff policy.toml", "against the rules in force")],
         SOCKET,
     ),
     notes(

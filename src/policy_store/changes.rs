@@ -20,7 +20,8 @@ use super::limit_notes::limit_note;
 use super::prefix::{MOST_GRANTS, PrefixReading, StoredGrant, delete};
 use super::temporary_grant::{TemporaryGrant, key_of};
 use super::{LATE, PATIENCE, PolicyKeeper, PolicyOutlets, parse};
-use crate::config;
+use crate::config::policy_document::{PolicyDigest, PolicyDocument};
+use crate::config::{self, Config};
 use crate::own_keys::{is_unchanged, put};
 use crate::pb::etcdserverpb::{Compare, RequestOp};
 use crate::policy::unreachable_rules::{UnreachableRule, unreachable_bindings, unreachable_peer};
@@ -84,13 +85,11 @@ impl PolicyKeeper {
                 self.apply(wanted, operator, outlets).await
             }
             PolicyCommand::Diff { text } => {
-                let config = outlets.config.load();
+                let config = outlets.config.load_full();
                 let document = parse(&config, &text).map_err(PolicyStoreError::Unchanged)?;
-                let in_force = self.good.generation();
-                let lines = difference(in_force.map_or("", |good| &good.text), &text);
+                let lines = difference(&self.text_in_force(&config).await?, &text);
                 let text = lines.iter().fold(String::new(), |text, line| text + line + "\n");
-                let note =
-                    limit_note(config.policy.limits_mode, in_force.map(|good| &good.document), &document);
+                let note = limit_note(config.policy.limits_mode, self.document_in_force(&config), &document);
                 let text = text + &note.unwrap_or_default();
                 Ok(PolicyAnswer { differs: !text.is_empty(), ..answer(text) })
             }
@@ -108,6 +107,26 @@ impl PolicyKeeper {
             }
             PolicyCommand::Ungrant { peer, role, .. } => self.ungrant(&peer, &role, operator, outlets).await,
             PolicyCommand::Grants {} => Ok(listed(self.listed_grants())),
+        }
+    }
+
+    /// The rules in force: before the first generation those of `policy.file`.
+    fn document_in_force<'d>(&'d self, config: &'d Config) -> &'d PolicyDocument {
+        self.good.generation().map_or(&*config.policy.document, |good| &good.document)
+    }
+
+    /// The text of the rules in force; empty without any.
+    async fn text_in_force(&self, config: &Config) -> Result<String, PolicyStoreError> {
+        if let Some(good) = self.good.generation() {
+            return Ok(good.text.to_string());
+        }
+        let Some(file) = config.policy.file.clone() else { return Ok(String::new()) };
+        let read = tokio::task::spawn_blocking(move || config::read_policy(&file)).await;
+        let text =
+            read.map_err(|error| unchanged(error.to_string()))?.map_err(PolicyStoreError::Unchanged)?;
+        match PolicyDigest::of(&text) == config.policy.document.digest {
+            true => Ok(text),
+            false => Err(unchanged("policy.file has changed since it was read: keyward reload reads it")),
         }
     }
 
@@ -136,8 +155,7 @@ impl PolicyKeeper {
         let (unreachable, limits) = {
             let config = outlets.config.load();
             let document = parse(&config, text).map_err(PolicyStoreError::Unchanged)?;
-            let before = self.good.generation().map(|good| &good.document);
-            let limits = limit_note(config.policy.limits_mode, before, &document);
+            let limits = limit_note(config.policy.limits_mode, self.document_in_force(&config), &document);
             (unreachable_bindings(&config, &document), limits)
         };
         let reading = self.read_now().await?;

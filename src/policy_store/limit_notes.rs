@@ -9,11 +9,11 @@ use crate::config::policy_document::{PolicyDocument, PolicyRole};
 /// The line about the roles of `after` whose limits are new or changed; `None` without such a role.
 pub(super) fn limit_note(
     limits_mode: PolicyMode,
-    before: Option<&PolicyDocument>,
+    before: &PolicyDocument,
     after: &PolicyDocument,
 ) -> Option<String> {
     let is_new = |role: &&PolicyRole| {
-        let known = before.and_then(|before| before.roles.iter().find(|known| known.name == role.name));
+        let known = before.roles.iter().find(|known| known.name == role.name);
         let limits = |role: &PolicyRole| (role.limits.clone(), role.total_limits.clone());
         let has_limits = !(role.limits.is_empty() && role.total_limits.is_empty());
         has_limits && known.map(limits) != Some(limits(role))
@@ -56,10 +56,10 @@ mod tests {
     fn new_and_changed_limits_are_named_with_their_own_mode() {
         let before = document(&[("a", Some(1)), ("b", Some(1)), ("c", None), ("d", Some(1))]);
         let after = document(&[("a", Some(1)), ("b", Some(2)), ("c", Some(3)), ("d", None), ("e", Some(4))]);
-        let note = limit_note(PolicyMode::Enforce, Some(&before), &after).expect("a note");
+        let note = limit_note(PolicyMode::Enforce, &before, &after).expect("a note");
         assert!(note.starts_with(r#"limits of the roles "b", "c", "e": enforced at once"#), "{note}");
-        let note = limit_note(PolicyMode::Shadow, None, &after).expect("a note");
+        let note = limit_note(PolicyMode::Shadow, &document(&[]), &after).expect("a note");
         assert!(note.starts_with(r#"limits of the roles "a", "b", "c", "e": counted only"#), "{note}");
-        assert_eq!(limit_note(PolicyMode::Enforce, Some(&after), &after), None);
+        assert_eq!(limit_note(PolicyMode::Enforce, &after, &after), None);
     }
 }

@@ -1,4 +1,5 @@
 //! `keyward audit verify`: the files of several replicas are chains of their own, named in the report.
+//! `keyward audit search`: the records of several replicas come in the order of their times.
 
 use std::path::Path;
 
@@ -124,4 +125,30 @@ fn a_torn_end_beside_the_log_is_no_part_of_the_chain() {
     assert_eq!((code, &*stderr), (0, ""));
     assert!(stdout.starts_with("2 records, 1 to 2, "), "{stdout}");
     assert_eq!(verify(folder.path(), &[torn]).0, 1, "it alone is not passed over");
+}
+
+/// The first record of `keyward-2` is late: the records of one chain keep their order.
+#[test]
+fn a_search_in_the_files_of_several_replicas_prints_by_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, chain: &mut Chain, seconds: &[u8]| {
+        let mut lines = Vec::new();
+        for second in seconds {
+            let body = format!("{{\"time\":\"2026-01-02T00:00:{second:02}.000000Z\",\"event\":\"change\"}}");
+            chain.append(body.as_bytes(), &mut lines);
+        }
+        super::write(folder.path(), name, &String::from_utf8(lines).expect("JSON"))
+    };
+    let mut one = Chain::new("keyward-1", ChainEnd::default());
+    let first = file("1.log", &mut one, &[1, 4]);
+    let second = file("0.log", &mut one, &[7, 9]);
+    let other = file("2.log", &mut Chain::new("keyward-2", ChainEnd::default()), &[3, 2, 4, 8]);
+    for form in ["table", "json"] {
+        let search = ["audit", "search", &second, &other, &first, "-o", form];
+        let (code, stdout, stderr) = run(&mut keyward(&search));
+        assert_eq!((code, &*stderr), (0, ""));
+        let second = |line: &str| line.split("00:00:").nth(1).map(|rest| rest[..2].to_owned());
+        let seconds: Vec<_> = stdout.lines().filter_map(second).collect();
+        assert_eq!(seconds, ["01", "03", "02", "04", "04", "07", "08", "09"], "{form}: {stdout}");
+    }
 }

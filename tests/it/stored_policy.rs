@@ -320,6 +320,31 @@ fn whoever_applies_limits_is_told_what_will_happen() {
     });
 }
 
+#[test]
+fn before_the_first_generation_a_document_is_compared_with_the_file_in_force() {
+    paused(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("policy.toml");
+        std::fs::write(&file, ROLE).expect("written");
+        let replica = Replica::new(false, &format!("{LINES}file = {file:?}\n"));
+        let diff = async |text: &str| {
+            replica.policy.execute(PolicyCommand::Diff { text: text.to_owned() }, Some(0)).await
+        };
+        let told = diff(ROLE).await.expect("compared");
+        assert!(!told.differs && told.text.is_empty(), "{}", told.text);
+        let other = format!("{ROLE}[[role]]\nname = \"new\"\n");
+        let told = diff(&other).await.expect("compared");
+        assert!(told.differs && told.text == "+ role \"new\"\n", "{}", told.text);
+        // The file on the disk is not in force.
+        std::fs::write(&file, &other).expect("written");
+        let refused = diff(&other).await.expect_err("another file").to_string();
+        assert!(refused.contains("policy.file has changed"), "{refused}");
+        replica.apply(&other).await.expect("applied");
+        let told = diff(&other).await.expect("compared");
+        assert!(!told.differs, "{}", told.text);
+    });
+}
+
 /// Everybody who may give the command is root by sudo: who was it?
 #[test]
 fn a_grant_names_the_user_behind_sudo_as_root_claims() {
