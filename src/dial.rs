@@ -2,6 +2,7 @@
 //!
 //! Must not know: HTTP, members' health, credentials.
 
+pub mod certificate_request;
 pub mod connect;
 pub mod member_tls;
 pub mod names;

@@ -4,6 +4,7 @@
 //! Must not know: the data path. Invariants: an examination changes no state; inputs that could not be read
 //! are reported and never count as healthy; no finding contains a secret.
 
+pub(crate) mod certificate_requests;
 mod checks;
 mod member_hashes;
 
@@ -36,6 +37,7 @@ use crate::telemetry::conditions::{StandingCondition, standing_conditions};
 use crate::telemetry::printable::escaped;
 use crate::upstream::peer_urls::PeerTrustLook;
 use crate::usage::register::UsageRegister;
+use certificate_requests::members_without_request;
 use checks::DoctorInputs;
 
 pub use member_hashes::LastHashes;
@@ -124,9 +126,11 @@ impl Doctor {
             (member.id, examine(&self.pages.connector, &member.endpoint, member.resolved_ip).await)
         });
         let config = self.config.load_full();
-        let keywards = keywards_among(&self.pages.connector, &config.cluster.endpoints);
-        let (examined, keywards): (Vec<(MemberId, Option<MemberHealthFigures>)>, _) =
-            tokio::join!(join_all(asked), keywards);
+        let (connector, auth) = (&self.pages.connector, self.members.auth.now());
+        let keywards = keywards_among(connector, &config.cluster.endpoints);
+        let without_request = members_without_request(&config, (&members, auth), connector);
+        let (examined, keywards, without_request): (Vec<(MemberId, Option<MemberHealthFigures>)>, _, _) =
+            tokio::join!(join_all(asked), keywards, without_request);
         let root_holders = self.root_holders(&config, &members).await;
         let hashes = self.member_hashes(examined_for).await;
         let unread = self.register.unread_reason();
@@ -136,9 +140,10 @@ impl Doctor {
             config: &config,
             reload: &self.reload_state.load_full(),
             members: &members,
-            auth: self.members.auth.now(),
+            auth,
             examined: &examined,
             keywards: &keywards,
+            without_request: &without_request,
             hashes: &hashes,
             revocations_known: self.register.is_known_for(members.serving()),
             revocations_unread: unread.as_deref().map(String::as_str),
@@ -200,6 +205,8 @@ pub struct SurveyedConditions {
     pub stored_policy: Option<PolicyStoreStatus>,
     /// The members' trust in `mint.ca`, if configured.
     pub peer_trust: Option<PeerTrustLook>,
+    /// The members that ask for no client certificate, where users are proved by certificates.
+    pub without_request: Vec<MemberId>,
 }
 
 /// Judges a configuration without a running process, and the cluster by a survey, if any.
@@ -220,6 +227,7 @@ pub fn judge_configuration(
         auth: survey.map_or(AuthSetting::Unknown, |survey| survey.auth),
         examined: survey.map_or(&[], |survey| &survey.examined),
         keywards: survey.map_or(&[], |survey| &survey.keywards),
+        without_request: conditions.map_or(&[], |conditions| &conditions.without_request),
         hashes: survey.map_or(&StoreHashes::default(), |survey| &survey.hashes),
         revocations_known: unread.is_none(),
         revocations_unread: unread,

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::admin::doctor::SurveyedConditions;
+use crate::admin::doctor::certificate_requests::members_without_request;
 use crate::config::{Config, PolicyInEtcd, RevocationPersistence};
 use crate::credentials::{CredentialSettings, Credentials, NoRandomness};
 use crate::dial::connect::Connector;
@@ -48,6 +49,8 @@ pub(super) async fn look(
         let trust = look_at_peer_urls(connector, &survey.membership, authority, &roots).await;
         conditions.peer_trust = Some(trust);
     }
+    let seen = (&survey.membership, survey.auth);
+    conditions.without_request = members_without_request(config, seen, connector).await;
     if survey.membership.serving() != ServingState::Ready {
         return Ok(conditions);
     }

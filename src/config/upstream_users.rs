@@ -27,6 +27,17 @@ pub struct UpstreamUsers {
     pub sign_jwt: Option<Arc<SignJwt>>,
 }
 
+impl UpstreamUsers {
+    /// True if a user is proved to members by a certificate.
+    #[must_use]
+    pub fn show_certificates(&self) -> bool {
+        let is_shown = |credential: &UserCredential| {
+            matches!(credential, UserCredential::Certificate(_) | UserCredential::Made(CredentialMaker::Mint))
+        };
+        self.others == Some(CredentialMaker::Mint) || self.named.values().any(is_shown)
+    }
+}
+
 /// Credential of an etcd user.
 #[derive(Clone, Debug, PartialEq)]
 pub enum UserCredential {

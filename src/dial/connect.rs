@@ -185,6 +185,11 @@ impl Connector {
         Self { tls: Some(Tls::new(tls)), ..self.clone() }
     }
 
+    /// The TLS settings in force, if any.
+    pub(super) fn current_tls(&self) -> Option<Arc<ClientConfig>> {
+        self.tls.as_ref().map(Tls::config)
+    }
+
     /// Returns a connector for the HTTP/1.1 pages of members; only the protocol offered by TLS (ALPN)
     /// differs.
     #[must_use]

@@ -9,6 +9,7 @@ use crate::harness::binary::Version;
 use crate::harness::keyward::{Keyward, Site};
 use crate::harness::pki::Pair;
 use crate::harness::{Auth, Cluster, Options, PeerTls, Tls, versions, wait};
+use crate::revocations::command;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -48,6 +49,30 @@ async fn an_authority_that_members_trust_between_each_other_mints_nothing() {
         let site = Site::new();
         let config = site.in_front_of(&cluster);
         drop(Keyward::start(site, &config).await);
+    }
+}
+
+/// Every call of a user with a minted certificate fails there.
+#[tokio::test]
+async fn a_member_without_client_cert_auth_is_named_by_check_and_doctor() {
+    for version in versions() {
+        for (tls, is_named) in [(Tls::Server, true), (Tls::Mutual, false)] {
+            let auth = Auth::On { extra_users: 0 };
+            let options = Options { members: 1, auth, tls, peer_tls: PeerTls::Own, ..Options::default() };
+            let cluster = Cluster::start(&version, options).await;
+            let site = Site::new();
+            let minting = minting(&site, &cluster, &cluster.pki().mint());
+            let config = format!("admin.socket = \"admin.sock\"\n{minting}");
+            let file = site.write("keyward.toml", &config);
+            let (code, findings, report) = dialled(file.to_str().expect("UTF-8")).await;
+            let finding = "warning certificate_not_asked".to_owned();
+            assert_eq!((code, findings.contains(&finding)), (Some(0), is_named), "{version}: {report}");
+            let keyward = Keyward::start(site, &config).await;
+            let (_, told) = command(&keyward, &["doctor"]).await;
+            assert_eq!(told.contains("[certificate_not_asked] m0 ("), is_named, "{version}: {told}");
+            let put = Caller::anybody(keyward.site().listen).await.put("/a/x", b"1".to_vec(), 0).await;
+            assert_eq!(put.is_err(), is_named, "{version}: {put:?}");
+        }
     }
 }
 

@@ -86,6 +86,8 @@ pub(super) struct DoctorInputs<'a> {
     pub(super) examined: &'a [(MemberId, Option<MemberHealthFigures>)],
     /// The configured endpoints that are no members, but a Keyward.
     pub(super) keywards: &'a [KeywardEndpoint],
+    /// The members that ask for no client certificate, where users are proved by certificates.
+    pub(super) without_request: &'a [MemberId],
     /// The hashes of the members' stores; empty where etcd tells them to root alone.
     pub(super) hashes: &'a StoreHashes,
     pub(super) revocations_known: bool,
@@ -164,12 +166,25 @@ impl DoctorInputs<'_> {
             self.member(member, findings);
             self.store(member, findings);
         }
+        self.certificate_requests(findings);
         self.absent(findings);
         self.stores(findings);
         self.versions(findings);
         self.open_holes(findings);
         self.weaknesses(findings);
         self.identities(findings);
+    }
+
+    /// Warns of each member that takes no user from a certificate.
+    fn certificate_requests(&self, findings: &mut DoctorFindings) {
+        let is_without = |member: &&Arc<Member>| self.without_request.contains(&member.id);
+        for member in self.members.members.iter().filter(is_without) {
+            let what = "it asks for no client certificate, so it takes no user from one: it refuses the \
+                        calls of each user with mint or cert in [[user]] (user name is empty)";
+            let fix = "start the member with --client-cert-auth and --trusted-ca-file; until every member \
+                       has them, no [[user]] row has mint or cert";
+            findings.warning("certificate_not_asked", name_of(member), what, fix);
+        }
     }
 
     fn member(&self, member: &Member, findings: &mut DoctorFindings) {

@@ -44,6 +44,7 @@ struct Scene {
     auth: AuthSetting,
     examined: Vec<(MemberId, Option<MemberHealthFigures>)>,
     keywards: Vec<KeywardEndpoint>,
+    without_request: Vec<MemberId>,
     hashes: StoreHashes,
     revocations_known: bool,
     revocations_unread: Option<&'static str>,
@@ -115,6 +116,7 @@ impl Scene {
             auth: AuthSetting::On,
             examined: (1..4).map(|id| (MemberId(id), Some(known.clone()))).collect(),
             keywards: Vec::new(),
+            without_request: Vec::new(),
             hashes: StoreHashes::default(),
             revocations_known: true,
             revocations_unread: None,
@@ -177,6 +179,7 @@ impl Scene {
             auth: self.auth,
             examined: &self.examined,
             keywards: &self.keywards,
+            without_request: &self.without_request,
             hashes: &self.hashes,
             revocations_known: self.revocations_known,
             revocations_unread: self.revocations_unread,
@@ -1087,4 +1090,11 @@ fn a_limit_that_refuses_all_the_time_is_told_with_its_key() {
     assert!(watches.contains("peer_limits") && watches.contains("watches"), "{watches}");
     let shed = told(LimitScope::Cluster, LimitKind::DbSize).finds(&[(Warning, "sheds")]);
     assert!(shed.contains("protection.db_share"), "{shed}");
+}
+
+#[test]
+fn a_member_that_asks_for_no_certificate_is_named() {
+    let scene = Scene::new().with(|scene| scene.without_request = vec![MemberId(3)]);
+    let report = scene.finds(&[(Warning, "certificate_not_asked")]);
+    assert!(report.contains("m3 (3)") && report.contains("--client-cert-auth"), "{report}");
 }
