@@ -54,41 +54,41 @@ use self::service_reports::report_state;
 use self::shard_service::{ShardParts, ShardService};
 use self::shard_watchdog::watch_shards;
 use self::telemetry_export::ExportGuards;
-use crate::admin::drain::Exit;
-use crate::admin::socket::AdminCommandService;
-use crate::audit::log::{AuditBegin, AuditCloseGuard, AuditLog};
-use crate::audit::recorder::AuditStartError;
-use crate::config::reload_request::{ReloadRequestReceiver, reload_requests};
-use crate::config::{self, Config, ConfigSources, ConfigWarning};
-use crate::credentials::{CredentialSettings, Credentials, MetricsPages, UsersError};
-use crate::dial::connect::Connector;
-use crate::dial::member_tls as upstream_tls;
-use crate::dial::names::NameResolver;
-use crate::downstream::acceptor::ShardIntake;
-use crate::downstream::connection_table::ConnectionTable;
-use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls, ListenerTlsError};
-use crate::downstream::session::{NoSessionKey, Sealer};
-use crate::gateway::login::service::LoginService;
-use crate::io::descriptor_limit::{DescriptorRoom, raise_descriptor_limit};
-use crate::io::kept_file::KeptFileStatus;
-use crate::io::listening_sockets::NamedSocket;
-use crate::io::service_manager;
-use crate::members::discovery::{Members, ProbeLogin, SeedList};
-use crate::members::membership::{ControlChannels, MembersHandle};
-use crate::own_keys::OwnKeysUpstream;
-use crate::published::Published;
-use crate::refusal::RefusalReason;
 use crate::reload::{self, Reload, ReloadCheck, ReloadPart, ReloadPartName};
-use crate::revocation::StateFileError;
-use crate::rpc::method::METHODS;
-use crate::shard::Shard;
-use crate::tasks::Tasks;
-use crate::telemetry::limiter::report_left_out;
-use crate::telemetry::metrics::Metrics;
-use crate::telemetry::single_label::one;
-use crate::upstream::certificate_pool::CertificatePool;
-use crate::upstream::peer_urls::{MintingCaTrusted, PeerTrustCheck};
-use crate::usage::register::UsageRegister;
+use keyward_access::usage::register::UsageRegister;
+use keyward_base::io::descriptor_limit::{DescriptorRoom, raise_descriptor_limit};
+use keyward_base::io::kept_file::KeptFileStatus;
+use keyward_base::io::listening_sockets::NamedSocket;
+use keyward_base::io::service_manager;
+use keyward_base::published::Published;
+use keyward_base::shard::Shard;
+use keyward_base::tasks::Tasks;
+use keyward_cluster::discovery::{Members, ProbeLogin, SeedList};
+use keyward_cluster::membership::{ControlChannels, MembersHandle};
+use keyward_config::reload_request::{ReloadRequestReceiver, reload_requests};
+use keyward_config::{Config, ConfigSources, ConfigWarning};
+use keyward_dial::connect::Connector;
+use keyward_dial::member_tls as upstream_tls;
+use keyward_dial::names::NameResolver;
+use keyward_downstream::acceptor::ShardIntake;
+use keyward_downstream::connection_table::ConnectionTable;
+use keyward_downstream::listener_tls::{CurrentListenerTls, ListenerTls, ListenerTlsError};
+use keyward_downstream::session::{NoSessionKey, Sealer};
+use keyward_etcd::refusal::RefusalReason;
+use keyward_etcd::rpc::method::METHODS;
+use keyward_gateway::login::service::LoginService;
+use keyward_operations::admin::drain::Exit;
+use keyward_operations::admin::socket::AdminCommandService;
+use keyward_operations::revocation::StateFileError;
+use keyward_records::audit::log::{AuditBegin, AuditCloseGuard, AuditLog};
+use keyward_records::audit::recorder::AuditStartError;
+use keyward_telemetry::limiter::report_left_out;
+use keyward_telemetry::metrics::Metrics;
+use keyward_telemetry::single_label::one;
+use keyward_upstream::certificate_pool::CertificatePool;
+use keyward_upstream::credentials::{CredentialSettings, Credentials, MetricsPages, UsersError};
+use keyward_upstream::own_keys::OwnKeysUpstream;
+use keyward_upstream::peer_urls::{MintingCaTrusted, PeerTrustCheck};
 
 /// Time limit for pending file operations and final reports at the end.
 const LAST: Duration = Duration::from_secs(1);
@@ -123,7 +123,7 @@ pub enum ServeError {
     System(#[from] io::Error),
     /// No random bytes.
     #[error("cannot start: {0}")]
-    Randomness(#[from] crate::credentials::NoRandomness),
+    Randomness(#[from] keyward_upstream::credentials::NoRandomness),
     /// No session key.
     #[error("cannot start: {0}")]
     Keys(#[from] NoSessionKey),
@@ -528,7 +528,7 @@ fn start_credentials(
 }
 
 fn downstream_configs(config: &Config) -> Result<Vec<Option<CurrentListenerTls>>, ServeError> {
-    let one = |listener: &Arc<config::Listener>| {
+    let one = |listener: &Arc<keyward_config::Listener>| {
         let made = listener.tls.as_ref().map(ListenerTls::new).transpose();
         made.map(|made| made.map(|made| Arc::new(Published::new(made))))
             .map_err(|source| ServeError::DownstreamTls { listener: Arc::clone(&listener.name), source })

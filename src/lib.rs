@@ -19,46 +19,24 @@
 //! `ARCHITECTURE.md` has the invariants, `docs/glossary.md` the words, `docs/decisions.md` the reasons, and
 //! `docs/etcd-facts.md` the behaviour of etcd by version.
 //!
-//! Each module belongs to a floor and imports strictly lower floors only, as checked by `tests/tidy`. From
-//! the top: `app` · `admin`, `reload`, `rest` · `gateway` · `watch`, `lease`, `revocation`, `policy_store`
-//! · `downstream`, `upstream`, `own_keys` · `credentials`, `audit` · `members`, `otlp` · `dial`, `policy`,
-//! `usage` · `config` · `rpc` · `refusal`, `shard`, `jwt`, `users`, `authority`, `trust` · `pb`, `pem`,
-//! `identity`, `published`, `secret`, `tasks`, `telemetry`, `io`.
+//! The rooms are packages below `src/`; this library has the composition, and shows all their modules.
 
-pub mod admin;
 pub mod app;
-pub mod audit;
-pub mod authority;
-pub mod byte_account;
-pub mod config;
-pub mod credentials;
-pub mod dial;
-pub mod downstream;
-pub mod gateway;
-pub mod identity;
-pub mod io;
-pub mod jwt;
-pub mod lease;
-pub mod members;
-pub mod otlp;
-pub mod own_keys;
-pub mod pb;
-pub mod pem;
-pub mod policy;
-pub mod policy_store;
-pub mod published;
-pub mod refusal;
 pub mod reload;
-pub mod rest;
-pub mod revocation;
-pub mod rpc;
-pub mod secret;
-pub mod shard;
-pub mod tasks;
-pub mod telemetry;
-pub mod trust;
-pub mod upstream;
-pub mod usage;
-pub mod users;
-pub mod wall_deadline;
-pub mod watch;
+
+pub use keyward_access::{policy, usage};
+pub use keyward_base::{byte_account, io, pem, published, secret, shard, tasks, wall_deadline};
+pub use keyward_cluster as members;
+pub use keyward_config as config;
+pub use keyward_config::{authority, jwt, trust, users};
+pub use keyward_dial as dial;
+pub use keyward_downstream as downstream;
+pub use keyward_etcd::{identity, pb, refusal, rpc};
+pub use keyward_gateway as gateway;
+pub use keyward_operations::{admin, policy_store, revocation};
+pub use keyward_records::{audit, otlp};
+pub use keyward_rest as rest;
+pub use keyward_streams::{lease, watch};
+pub use keyward_telemetry as telemetry;
+pub use keyward_upstream as upstream;
+pub use keyward_upstream::{credentials, own_keys};

@@ -27,21 +27,21 @@ use futures_util::future::LocalBoxFuture;
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::config::certificate_expiry::{configured_certificates, worse_now};
-use crate::config::lost_intermediates::{LostIntermediate, lost_intermediates};
-use crate::config::reload_request::{
-    AppliedReload, ReloadOutcome, ReloadRequestReceiver, ReloadState, ReloadTrigger, WeakerSetting,
-};
-use crate::config::{Config, ConfigFaults, ConfigSources, ConfigWarning};
-use crate::io::kept_file::{self, KeptFile, KeptFileStatus};
-use crate::io::service_manager;
-use crate::published::Published;
-use crate::telemetry::metrics::Metrics;
 pub use change_records::ChangeRecords;
 pub use files::FileSetFingerprint;
 use files::WatchedFiles;
 pub use kept_texts::{kept_texts, load_for_start};
 use key_table::TakesEffect;
+use keyward_base::io::kept_file::{self, KeptFile, KeptFileStatus};
+use keyward_base::io::service_manager;
+use keyward_base::published::Published;
+use keyward_config::certificate_expiry::{configured_certificates, worse_now};
+use keyward_config::lost_intermediates::{LostIntermediate, lost_intermediates};
+use keyward_config::reload_request::{
+    AppliedReload, ReloadOutcome, ReloadRequestReceiver, ReloadState, ReloadTrigger, WeakerSetting,
+};
+use keyward_config::{Config, ConfigFaults, ConfigSources, ConfigWarning};
+use keyward_telemetry::metrics::Metrics;
 use texts_in_force::TextsInForce;
 
 pub use key_table::ReloadPartName;
@@ -465,7 +465,6 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::config;
 
     fn configuration(path: &Path, prefix: &str) -> Result<(), std::io::Error> {
         let text = format!(
@@ -477,7 +476,7 @@ mod tests {
     }
 
     fn reload(path: &Path, parts: Vec<ReloadPart>) -> Reload {
-        let (config, _) = config::load(path).unwrap();
+        let (config, _) = keyward_config::load(path).unwrap();
         let trial = ReloadCheck::new(|config| {
             let prefix = format!("{:?}", config.maintenance);
             async move { if prefix.contains("tried") { Err("found wanting".into()) } else { Ok(()) } }
@@ -563,7 +562,7 @@ mod tests {
             matches!(&outcome, ReloadOutcome::Refused(faults) if faults[0].contains("only the beginning")),
             "{outcome:?}"
         );
-        assert_eq!(reload.current.policy.mode, config::PolicyMode::Enforce);
+        assert_eq!(reload.current.policy.mode, keyward_config::PolicyMode::Enforce);
         std::fs::write(&path, &whole).unwrap();
         assert!(reload.read_again(ReloadTrigger::ChangedFile).await.is_applied());
         assert!(reload.state.load().weaker.is_empty());
@@ -656,7 +655,7 @@ mod tests {
         // One that has ended may be replaced by any: nothing becomes worse.
         let mut ended = reload.current.clone();
         pair(now - 2 * day, now - day);
-        ended.listeners = config::load(&path).unwrap().0.listeners;
+        ended.listeners = keyward_config::load(&path).unwrap().0.listeners;
         reload.current = ended;
         pair(now + day, now + 2 * day);
         assert!(reload.read_again(ReloadTrigger::Signal).await.is_applied());
@@ -696,7 +695,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keyward.toml");
         configuration(&path, "one").unwrap();
-        let (_, warnings) = config::load(&path).unwrap();
+        let (_, warnings) = keyward_config::load(&path).unwrap();
         let mut reload = reload(&path, Vec::new()).with_told_warnings(&warnings);
         let text = std::fs::read_to_string(&path).unwrap() + "policy.mode = 'enforce'\n";
         for (text, new) in [(text.clone(), 1), (text, 0)] {

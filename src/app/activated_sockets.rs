@@ -15,9 +15,9 @@ use socket2::SockRef;
 
 use super::ServeError;
 use super::admin_interfaces::address_name;
-use crate::config::{Address, Config};
-use crate::downstream::acceptor::socket_name;
-use crate::io::listening_sockets::NamedSocket;
+use keyward_base::io::listening_sockets::NamedSocket;
+use keyward_config::{Address, Config};
+use keyward_downstream::acceptor::socket_name;
 
 /// Number of sockets, set by the service manager.
 const COUNT: &str = "LISTEN_FDS";

@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::audit::head_signature::{BadPublicKey, HeadPublicKey};
-use crate::audit::search::{AuditSearch, FoundRecord};
-use crate::audit::verify::{ChainCheck, ChainFault, ChainReport};
+use keyward_records::audit::head_signature::{BadPublicKey, HeadPublicKey};
+use keyward_records::audit::search::{AuditSearch, FoundRecord};
+use keyward_records::audit::verify::{ChainCheck, ChainFault, ChainReport};
 
 /// Bytes of a line at most, far more than a record has.
 const LONGEST_LINE: u64 = 1 << 20;

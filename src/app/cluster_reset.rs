@@ -9,13 +9,13 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::config::{Config, RealmSetting as RealmName};
-use crate::credentials::Credentials;
-use crate::downstream::session::{SealRealm, Sealer};
-use crate::gateway::login::service::LoginService;
-use crate::identity::{ClusterId, MemberId};
-use crate::revocation::RevocationRegister;
-use crate::telemetry::metrics::Metrics;
+use keyward_config::{Config, RealmSetting as RealmName};
+use keyward_downstream::session::{SealRealm, Sealer};
+use keyward_etcd::identity::{ClusterId, MemberId};
+use keyward_gateway::login::service::LoginService;
+use keyward_operations::revocation::RevocationRegister;
+use keyward_telemetry::metrics::Metrics;
+use keyward_upstream::credentials::Credentials;
 
 /// Drops the state of a cluster. Clones share their state.
 #[derive(Clone)]

@@ -13,12 +13,14 @@ use serde::Serialize;
 use super::ServeError;
 use super::member_connections::connector_of_look;
 use super::serving_conditions;
-use crate::admin::doctor::{DoctorReport, Finding, Severity, SurveyedConditions, judge_configuration};
-use crate::config::{Config, ConfigFaults, ConfigWarning};
-use crate::dial::connect::Connector;
-use crate::members::discovery::survey::{ClusterSurvey, SurveyExtent, survey};
-use crate::members::membership::{ControlChannels, MembersHandle};
-use crate::tasks::Tasks;
+use keyward_base::tasks::Tasks;
+use keyward_cluster::discovery::survey::{ClusterSurvey, SurveyExtent, survey};
+use keyward_cluster::membership::{ControlChannels, MembersHandle};
+use keyward_config::{Config, ConfigFaults, ConfigWarning};
+use keyward_dial::connect::Connector;
+use keyward_operations::admin::doctor::{
+    DoctorReport, Finding, Severity, SurveyedConditions, judge_configuration,
+};
 
 /// Time limit of the look at a cluster with silent members. A lookup of their names may take ten seconds.
 const DIAL: Duration = Duration::from_secs(15);
@@ -53,7 +55,7 @@ impl ConfigReport {
     /// The report on a configuration that cannot be loaded.
     #[must_use]
     pub fn of_faults(faults: &ConfigFaults) -> Self {
-        let finding = |fault: &crate::config::ConfigFault| Finding {
+        let finding = |fault: &keyward_config::ConfigFault| Finding {
             severity: Severity::Error,
             check: "fault".to_owned(),
             about: fault.path.clone(),

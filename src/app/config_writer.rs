@@ -14,12 +14,12 @@ use time::OffsetDateTime;
 
 use super::ServeError;
 use super::config_check::look_at_cluster;
-use crate::config::{Cluster, Config, FlagSetting, Scheme};
-use crate::members::discovery::member_flags::MemberFlags;
-use crate::members::discovery::survey::{ClusterSurvey, SurveyExtent};
-use crate::members::membership::{
+use keyward_cluster::discovery::member_flags::MemberFlags;
+use keyward_cluster::discovery::survey::{ClusterSurvey, SurveyExtent};
+use keyward_cluster::membership::{
     AbsenceReason, AuthSetting, Member, PeerUrls, Readiness, Role, UnreadyReason,
 };
+use keyward_config::{Cluster, Config, FlagSetting, Scheme};
 
 /// Reasons for writing no configuration.
 #[derive(Debug, thiserror::Error)]
@@ -420,11 +420,11 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::config::{ConfigSources, Endpoint};
-    use crate::identity::{ClusterId, MemberId};
-    use crate::members::discovery::store_hashes::StoreHashes;
-    use crate::members::membership::Membership;
-    use crate::members::version::Version;
+    use keyward_cluster::discovery::store_hashes::StoreHashes;
+    use keyward_cluster::membership::Membership;
+    use keyward_cluster::version::Version;
+    use keyward_config::{ConfigSources, Endpoint};
+    use keyward_etcd::identity::{ClusterId, MemberId};
 
     const FLAGS: [(&str, &str); 6] = [
         ("cluster.endpoints", "http://127.0.0.1:1"),
@@ -493,11 +493,11 @@ mod tests {
         let text = ConfigText { config: &config, survey, flags: &flags }.render(OffsetDateTime::UNIX_EPOCH);
         let folder = tempfile::tempdir().unwrap();
         let key = folder.path().join("session.key");
-        crate::config::write_session_key(&key).unwrap();
+        keyward_config::write_session_key(&key).unwrap();
         let file = folder.path().join("keyward.toml");
         let named = absolute("session.key");
         std::fs::write(&file, text.replace(&named, key.to_str().unwrap())).unwrap();
-        let loaded = crate::config::load(&file).unwrap_or_else(|faults| panic!("{faults}\n{text}"));
+        let loaded = keyward_config::load(&file).unwrap_or_else(|faults| panic!("{faults}\n{text}"));
         (text, loaded.0)
     }
 
@@ -527,7 +527,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("keyward.toml");
         std::fs::write(&file, whole.join("\n")).unwrap();
-        let faults = crate::config::load(&file).map(|_| ()).unwrap_err();
+        let faults = keyward_config::load(&file).map(|_| ()).unwrap_err();
         assert!(
             whole.len() > 20 && faults.iter().all(|fault| fault.reason.starts_with("cannot read ")),
             "{faults}"

@@ -6,9 +6,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::downstream::client_connection::{ClientConnectionEnd, HandshakeError};
-use crate::telemetry::log_throttle::LogThrottle;
-use crate::telemetry::metrics::Metrics;
+use keyward_downstream::client_connection::{ClientConnectionEnd, HandshakeError};
+use keyward_telemetry::log_throttle::LogThrottle;
+use keyward_telemetry::metrics::Metrics;
 
 /// Reports the ends of the client connections of one shard.
 pub(super) struct ConnectionEndReport {

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
 
-use crate::secret::Secret;
-use crate::users::{self, Cost, HashFailure};
+use keyward_base::secret::Secret;
+use keyward_config::users::{self, Cost, HashFailure};
 
 /// Maximum password length, as for every password file of Keyward.
 const LONGEST: u64 = 4096;

@@ -4,15 +4,15 @@
 
 use std::sync::Arc;
 
-use crate::admin::machine_troubles::MachineTroubles;
-use crate::config::Config;
-use crate::dial::names::NameResolver;
-use crate::downstream::session::Sealer;
-use crate::io::kept_file::KeptFileStatus;
-use crate::own_keys::OwnKeysUpstream;
-use crate::policy_store::PolicyRegister;
-use crate::revocation::{RevocationRegister, StateFileError};
-use crate::tasks::Tasks;
+use keyward_base::io::kept_file::KeptFileStatus;
+use keyward_base::tasks::Tasks;
+use keyward_config::Config;
+use keyward_dial::names::NameResolver;
+use keyward_downstream::session::Sealer;
+use keyward_operations::admin::machine_troubles::MachineTroubles;
+use keyward_operations::policy_store::PolicyRegister;
+use keyward_operations::revocation::{RevocationRegister, StateFileError};
+use keyward_upstream::own_keys::OwnKeysUpstream;
 
 /// Opens the stored revocations, and starts the task that keeps them.
 pub(super) fn start_revocations(

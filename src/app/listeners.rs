@@ -15,17 +15,17 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use super::{ServeError, activated_sockets};
-use crate::config::{Address, Config, Listener};
-use crate::downstream::acceptor::{
+use crate::reload::{PreparedPart, ReloadPart, RunningListenerTls};
+use keyward_base::io::listening_sockets::ListeningSockets;
+use keyward_base::published::Published;
+use keyward_base::tasks::Tasks;
+use keyward_config::{Address, Config, Listener};
+use keyward_downstream::acceptor::{
     Acceptor, AcceptorEnd, BoundListener, OpenListener, ShardIntake, socket_name,
 };
-use crate::downstream::connection_table::ConnectionTable;
-use crate::downstream::listener_tls::{CurrentListenerTls, ListenerTls};
-use crate::io::listening_sockets::ListeningSockets;
-use crate::published::Published;
-use crate::reload::{PreparedPart, ReloadPart, RunningListenerTls};
-use crate::tasks::Tasks;
-use crate::telemetry::metrics::Metrics;
+use keyward_downstream::connection_table::ConnectionTable;
+use keyward_downstream::listener_tls::{CurrentListenerTls, ListenerTls};
+use keyward_telemetry::metrics::Metrics;
 
 /// The open listeners. Dropping the value stops accepting.
 pub(super) struct Listeners {
@@ -315,9 +315,8 @@ mod tests {
     use tokio::runtime::{Builder, LocalOptions};
 
     use super::*;
-    use crate::config;
-    use crate::config::reload_request::ReloadTrigger;
     use crate::reload::Reload;
+    use keyward_config::reload_request::ReloadTrigger;
 
     /// Writes a configuration with the certificate `shows` for the first listener, and further listeners.
     fn configure(folder: &Path, shows: &str, further: &str) {
@@ -351,7 +350,7 @@ mod tests {
             ["one", "two"].into_iter().for_each(|name| write(folder.path(), name));
             configure(folder.path(), "one", "");
             let path = folder.path().join("keyward.toml");
-            let config = config::load(&path).unwrap().0;
+            let config = keyward_config::load(&path).unwrap().0;
             let current: CurrentListenerTls = tls_of(&config.listeners[0]).unwrap().unwrap();
             let in_force = Arc::new(Published::new(config.clone()));
             let metrics = Arc::new(Metrics::new(Vec::new()));
@@ -365,7 +364,7 @@ mod tests {
             let parts = vec![ReloadPart::tls(listeners.running()), listeners.part()];
             let state = Arc::default();
             let mut reload = Reload::new(
-                config::ConfigSources::of_file(Some(path)),
+                keyward_config::ConfigSources::of_file(Some(path)),
                 &config,
                 Vec::new(),
                 parts,
@@ -411,7 +410,7 @@ mod tests {
             );
             let path = folder.path().join("keyward.toml");
             std::fs::write(&path, text).unwrap();
-            let config = config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0;
+            let config = keyward_config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0;
             let config = Arc::new(Published::new(config));
             let metrics = Arc::new(Metrics::new(Vec::new()));
             let (intake, mut clients) = ShardIntake::new();

@@ -6,10 +6,10 @@
 use std::path::PathBuf;
 
 use crate::app::ServeError;
-use crate::config::{Cluster, Config};
-use crate::dial::connect::Connector;
-use crate::dial::member_tls;
-use crate::dial::names::NameResolver;
+use keyward_config::{Cluster, Config};
+use keyward_dial::connect::Connector;
+use keyward_dial::member_tls;
+use keyward_dial::names::NameResolver;
 
 /// Connects to members over TCP, with TLS if configured. The last known addresses survive a restart.
 ///

@@ -12,10 +12,9 @@ use tokio::time::Instant;
 use super::control_runtime::EndSignals;
 use super::listeners::Listeners;
 use super::{LAST, ServeError};
-use crate::admin::drain::{Exit, Stage};
-use crate::config;
-use crate::io::service_manager;
-use crate::shard::Shard;
+use keyward_base::io::service_manager;
+use keyward_base::shard::Shard;
+use keyward_operations::admin::drain::{Exit, Stage};
 
 /// Runs the orderly shutdown; `further` more signals end the process at once.
 pub(super) async fn shut_down(
@@ -48,7 +47,7 @@ pub(super) async fn shut_down(
 
 /// Drains the listeners and the shards, and waits for the shards' threads.
 pub(super) async fn drain_and_join(
-    settings: config::Drain,
+    settings: keyward_config::Drain,
     exit: &Exit,
     listeners: &Listeners,
     drain: &watch::Sender<Option<Instant>>,

@@ -9,10 +9,10 @@ use std::time::SystemTime;
 
 use serde::Deserialize;
 
-use crate::config::policy_document::PolicyDocument;
-use crate::config::{self, Config, ConfigFaults, ConfigSources, ConfigWarning};
-use crate::policy::described_call::{DescribedCall, Explanation, JudgingPolicy, UnjudgedCall};
-use crate::policy::unreachable_rules::{UnreachableRule, unreachable_bindings};
+use keyward_access::policy::described_call::{DescribedCall, Explanation, JudgingPolicy, UnjudgedCall};
+use keyward_access::policy::unreachable_rules::{UnreachableRule, unreachable_bindings};
+use keyward_config::policy_document::PolicyDocument;
+use keyward_config::{Config, ConfigFaults, ConfigSources, ConfigWarning};
 
 /// Reasons why a policy cannot be judged.
 #[derive(Debug, thiserror::Error)]
@@ -82,10 +82,10 @@ impl CheckedPolicy {
     /// All faults of the configuration, or of the policy.
     pub fn read(sources: &ConfigSources, file: &Path) -> Result<Self, PolicyCheckError> {
         let (config, _) = sources.load()?;
-        let text = config::read_policy(file).map_err(PolicyCheckError::Unreadable)?;
+        let text = keyward_config::read_policy(file).map_err(PolicyCheckError::Unreadable)?;
         let issuers: Vec<Arc<str>> =
             config.issuers.listed.iter().map(|issuer| Arc::clone(&issuer.issuer)).collect();
-        let (document, warnings) = config::policy(&text, &config.listeners, &issuers)?;
+        let (document, warnings) = keyward_config::policy(&text, &config.listeners, &issuers)?;
         let unreachable = unreachable_bindings(&config, &document);
         Ok(Self { config, document: Arc::new(document), warnings, unreachable })
     }

@@ -11,12 +11,12 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::app::audit_files::{self, AuditFilesError};
-use crate::audit::record::AuditedRange;
-use crate::audit::search::AuditSearch;
-use crate::policy::learned::{LearningBounds, PolicyLearner};
-use crate::rpc::key_range::KeyRange;
-use crate::rpc::method::lookup;
-use crate::rpc::touch::Action;
+use keyward_access::policy::learned::{LearningBounds, PolicyLearner};
+use keyward_etcd::rpc::key_range::KeyRange;
+use keyward_etcd::rpc::method::lookup;
+use keyward_etcd::rpc::touch::Action;
+use keyward_records::audit::record::AuditedRange;
+use keyward_records::audit::search::AuditSearch;
 
 const COMPACT: &str = "/etcdserverpb.KV/Compact";
 

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::config::{Config, PolicyMode};
-use crate::members::membership::{MembersHandle, Membership, Role};
-use crate::published::Published;
-use crate::usage::register::UsageRegister;
-use crate::usage::shedding::INTERVAL;
+use keyward_access::usage::register::UsageRegister;
+use keyward_access::usage::shedding::INTERVAL;
+use keyward_base::published::Published;
+use keyward_cluster::membership::{MembersHandle, Membership, Role};
+use keyward_config::{Config, PolicyMode};
 
 /// Lets the controller of shedding take its steps, for ever.
 pub(super) async fn control_shedding(
@@ -62,9 +62,9 @@ fn db_share(members: &Membership, configured: Option<u64>) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::members::fitness::store_status::StoreStatus;
-    use crate::members::membership::tests::member;
-    use crate::members::membership::{Member, Readiness};
+    use keyward_cluster::fitness::store_status::StoreStatus;
+    use keyward_cluster::membership::{Member, Readiness};
+    use keyward_cluster::test_member::member;
 
     #[test]
     fn the_fullest_voter_counts_by_its_own_quota() {

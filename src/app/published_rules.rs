@@ -10,18 +10,18 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::shard_service::ShardParts;
-use crate::config::Config;
-use crate::credentials::Credentials;
-use crate::gateway::caller::Identities;
-use crate::own_keys::OwnKeysUpstream;
-use crate::policy::rules_in_force::RulesInForce;
-use crate::policy::unreachable_rules::{UnreachableRule, unreachable_rules};
-use crate::policy_store::{PolicyKeeper, PolicyRegister};
-use crate::published::Published;
 use crate::reload::ChangeRecords;
-use crate::tasks::Tasks;
-use crate::telemetry::metrics::Metrics;
-use crate::wall_deadline::{WallDeadline, passed_if_any};
+use keyward_access::policy::rules_in_force::RulesInForce;
+use keyward_access::policy::unreachable_rules::{UnreachableRule, unreachable_rules};
+use keyward_base::published::Published;
+use keyward_base::tasks::Tasks;
+use keyward_base::wall_deadline::{WallDeadline, passed_if_any};
+use keyward_config::Config;
+use keyward_gateway::caller::Identities;
+use keyward_operations::policy_store::{PolicyKeeper, PolicyRegister};
+use keyward_telemetry::metrics::Metrics;
+use keyward_upstream::credentials::Credentials;
+use keyward_upstream::own_keys::OwnKeysUpstream;
 
 /// The rules before the first reading of a stored policy.
 pub(super) struct RulesAtStart {

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, interval};
 
-use crate::admin::AdminState;
-use crate::admin::drain::{Exit, Stage};
-use crate::io::service_manager;
+use keyward_base::io::service_manager;
+use keyward_operations::admin::AdminState;
+use keyward_operations::admin::drain::{Exit, Stage};
 
 /// Interval of the looks at the state.
 const LOOK: Duration = Duration::from_millis(500);

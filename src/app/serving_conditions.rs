@@ -10,22 +10,22 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::admin::doctor::SurveyedConditions;
-use crate::admin::doctor::certificate_requests::members_without_request;
-use crate::config::{Config, PolicyInEtcd, RevocationPersistence};
-use crate::credentials::{CredentialSettings, Credentials, NoRandomness};
-use crate::dial::connect::Connector;
-use crate::downstream::session::Sealer;
-use crate::members::discovery::survey::ClusterSurvey;
-use crate::members::membership::{ControlChannels, MembersHandle, ServingState};
-use crate::own_keys::OwnKeysUpstream;
-use crate::policy_store::{PolicyRegister, PolicyStoreStatus};
-use crate::published::Published;
 use crate::reload;
-use crate::revocation::RevocationRegister;
-use crate::tasks::Tasks;
-use crate::telemetry::metrics::Metrics;
-use crate::upstream::peer_urls::{look_at_peer_urls, roots_of};
+use keyward_base::published::Published;
+use keyward_base::tasks::Tasks;
+use keyward_cluster::discovery::survey::ClusterSurvey;
+use keyward_cluster::membership::{ControlChannels, MembersHandle, ServingState};
+use keyward_config::{Config, PolicyInEtcd, RevocationPersistence};
+use keyward_dial::connect::Connector;
+use keyward_downstream::session::Sealer;
+use keyward_operations::admin::doctor::SurveyedConditions;
+use keyward_operations::admin::doctor::certificate_requests::members_without_request;
+use keyward_operations::policy_store::{PolicyRegister, PolicyStoreStatus};
+use keyward_operations::revocation::RevocationRegister;
+use keyward_telemetry::metrics::Metrics;
+use keyward_upstream::credentials::{CredentialSettings, Credentials, NoRandomness};
+use keyward_upstream::own_keys::OwnKeysUpstream;
+use keyward_upstream::peer_urls::{look_at_peer_urls, roots_of};
 
 /// Time limit for one reading: the limit of a poll, and a margin.
 const READING: Duration = Duration::from_secs(6);

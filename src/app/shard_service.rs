@@ -20,46 +20,46 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::app::connection_end_report::ConnectionEndReport;
-use crate::audit::log::AuditLog;
-use crate::config::Config;
-use crate::credentials::Credentials;
-use crate::dial::connect::Connector;
-use crate::downstream::acceptor::{AcceptedConnection, ClientSocket, OpenListener, UnknownProtocolSocket};
-use crate::downstream::client_body::ClientBody;
-use crate::downstream::client_certificate::ClientCertificate;
-use crate::downstream::client_connection::{
+use keyward_access::usage::register::UsageRegister;
+use keyward_base::io::ByteStream;
+use keyward_base::published::Published;
+use keyward_base::tasks::{TaskHandle, Tasks};
+use keyward_cluster::choose::MemberChooser;
+use keyward_cluster::membership::MembersHandle;
+use keyward_config::Config;
+use keyward_dial::connect::Connector;
+use keyward_downstream::acceptor::{AcceptedConnection, ClientSocket, OpenListener, UnknownProtocolSocket};
+use keyward_downstream::client_body::ClientBody;
+use keyward_downstream::client_certificate::ClientCertificate;
+use keyward_downstream::client_connection::{
     self, AdmittedClient, ConnectionBounds, ConnectionInputs, IntroducedClient,
 };
-use crate::downstream::connection_table::ConnectionPlace;
-use crate::downstream::listener_tls::CurrentListenerTls;
-use crate::downstream::session::Sealer;
-use crate::downstream::turn_length::ShardTurns;
-use crate::gateway::call_trace::SpanQueue;
-use crate::gateway::caller::Identities;
-use crate::gateway::client_figures::ClientFigures;
-use crate::gateway::connection_origin::ConnectionOrigin;
-use crate::gateway::login::service::LoginService;
-use crate::gateway::shard_questions::ShardQuestions;
-use crate::gateway::{
+use keyward_downstream::connection_table::ConnectionPlace;
+use keyward_downstream::listener_tls::CurrentListenerTls;
+use keyward_downstream::session::Sealer;
+use keyward_downstream::turn_length::ShardTurns;
+use keyward_gateway::call_trace::SpanQueue;
+use keyward_gateway::caller::Identities;
+use keyward_gateway::client_figures::ClientFigures;
+use keyward_gateway::connection_origin::ConnectionOrigin;
+use keyward_gateway::login::service::LoginService;
+use keyward_gateway::shard_questions::ShardQuestions;
+use keyward_gateway::{
     ClientConnection, Gateway, active_streams, defragment, expiry_deadline, password_revalidation, pipeline,
     shard_answers, unread_answers,
 };
-use crate::io::ByteStream;
-use crate::lease::lock_wait_register::LockWaitRegister;
-use crate::members::choose::MemberChooser;
-use crate::members::membership::MembersHandle;
-use crate::published::Published;
-use crate::rest::{AnswerBody, RestFace, is_rest};
-use crate::tasks::{TaskHandle, Tasks};
-use crate::telemetry::metrics::Metrics;
-use crate::upstream::certificate_pool::CertificatePool;
-use crate::upstream::ejection::suspect_hung_members;
-use crate::upstream::evacuation::leave_unfit_members;
-use crate::upstream::pool::ConnectionPool;
-use crate::upstream::resume_limiter::ResumeLimiter;
-use crate::upstream::send::UpstreamClient;
-use crate::upstream::waiting_calls::WaitingCalls;
-use crate::usage::register::UsageRegister;
+use keyward_records::audit::log::AuditLog;
+use keyward_rest::{AnswerBody, RestFace, is_rest};
+use keyward_streams::lease::lock_wait_register::LockWaitRegister;
+use keyward_telemetry::metrics::Metrics;
+use keyward_upstream::certificate_pool::CertificatePool;
+use keyward_upstream::credentials::Credentials;
+use keyward_upstream::ejection::suspect_hung_members;
+use keyward_upstream::evacuation::leave_unfit_members;
+use keyward_upstream::pool::ConnectionPool;
+use keyward_upstream::resume_limiter::ResumeLimiter;
+use keyward_upstream::send::UpstreamClient;
+use keyward_upstream::waiting_calls::WaitingCalls;
 
 /// Time limit for the end of upstream tasks after the last client connection has ended.
 const LAST: Duration = Duration::from_secs(1);

@@ -12,10 +12,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::ServeError;
-use crate::admin::take_over::{self, TakeOver};
-use crate::config::{AdminSocketSetting, Config, DEFAULT_ADMIN_SOCKET};
-use crate::io::listening_sockets::{ListeningSockets, NamedSocket};
-use crate::io::service_manager;
+use keyward_base::io::listening_sockets::{ListeningSockets, NamedSocket};
+use keyward_base::io::service_manager;
+use keyward_config::{AdminSocketSetting, Config, DEFAULT_ADMIN_SOCKET};
+use keyward_operations::admin::take_over::{self, TakeOver};
 
 /// Time limit for finding the members.
 const READY: Duration = Duration::from_secs(60);

@@ -5,16 +5,16 @@
 use std::sync::Arc;
 
 use crate::app::ServeError;
-use crate::config::Config;
-use crate::dial::names::NameResolver;
-use crate::gateway::call_trace::SpanQueue;
-use crate::otlp::collector_access::{CollectorAccess, CurrentCollectorAccess};
-use crate::otlp::exporter::{self, ExportedSignal};
-use crate::telemetry::call_span::{CallSpan, trace_request};
-use crate::telemetry::export_queue::{ExportGuard, ExportQueue};
-use crate::telemetry::log_export::{exported_log, logs_request};
-use crate::telemetry::metrics::Metrics;
-use crate::telemetry::otlp_messages::OtlpLogRecord;
+use keyward_config::Config;
+use keyward_dial::names::NameResolver;
+use keyward_gateway::call_trace::SpanQueue;
+use keyward_records::otlp::collector_access::{CollectorAccess, CurrentCollectorAccess};
+use keyward_records::otlp::exporter::{self, ExportedSignal};
+use keyward_telemetry::call_span::{CallSpan, trace_request};
+use keyward_telemetry::export_queue::{ExportGuard, ExportQueue};
+use keyward_telemetry::log_export::{exported_log, logs_request};
+use keyward_telemetry::metrics::Metrics;
+use keyward_telemetry::otlp_messages::OtlpLogRecord;
 
 /// Sends the last spans and log records when dropped, within two seconds each.
 #[must_use = "the last items are sent when it is dropped at the end of the process"]

@@ -10,17 +10,17 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::audit::log::AuditLog;
-use crate::audit::queue::RoomShare;
-use crate::audit::record::{AdminAuditRecord, Timestamp};
-use crate::config::PolicyMode;
-use crate::config::audit_settings::AuditEvent;
-use crate::config::policy_document::{PolicyBinding, PolicyDocument};
-use crate::config::reload_request::{ReloadOutcome, ReloadTrigger};
-use crate::gateway::caller::Identities;
-use crate::policy::compiled::Policy;
-use crate::policy::permit_set::PolicyGeneration;
-use crate::published::Published;
+use keyward_access::policy::compiled::Policy;
+use keyward_access::policy::permit_set::PolicyGeneration;
+use keyward_base::published::Published;
+use keyward_config::PolicyMode;
+use keyward_config::audit_settings::AuditEvent;
+use keyward_config::policy_document::{PolicyBinding, PolicyDocument};
+use keyward_config::reload_request::{ReloadOutcome, ReloadTrigger};
+use keyward_gateway::caller::Identities;
+use keyward_records::audit::log::AuditLog;
+use keyward_records::audit::queue::RoomShare;
+use keyward_records::audit::record::{AdminAuditRecord, Timestamp};
 
 /// Makes the records. Clones share their state.
 #[derive(Clone)]
@@ -211,13 +211,13 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
-    use crate::config::reload_request::AppliedReload;
-    use crate::config::{self, Config};
-    use crate::credentials::{CredentialSettings, Credentials};
-    use crate::dial::names::NameResolver;
-    use crate::members::membership::ControlChannels;
-    use crate::policy::rules_in_force::RulesInForce;
-    use crate::telemetry::metrics::Metrics;
+    use keyward_access::policy::rules_in_force::RulesInForce;
+    use keyward_cluster::membership::ControlChannels;
+    use keyward_config::Config;
+    use keyward_config::reload_request::AppliedReload;
+    use keyward_dial::names::NameResolver;
+    use keyward_telemetry::metrics::Metrics;
+    use keyward_upstream::credentials::{CredentialSettings, Credentials};
 
     fn configured(folder: &tempfile::TempDir, mode: &str, binding: &str) -> Config {
         let rules = format!(
@@ -231,7 +231,7 @@ mod tests {
              policy = {{ mode = '{mode}', file = 'policy.toml' }}\naudit.file = 'audit.log'\n"
         );
         std::fs::write(&path, text).unwrap();
-        config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0
+        keyward_config::load(&path).unwrap_or_else(|faults| panic!("{faults}")).0
     }
 
     fn policy(mode: &str, binding: &str, at: SystemTime) -> PolicyInForce {

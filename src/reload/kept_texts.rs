@@ -14,8 +14,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::file_names;
 use super::texts_in_force::{ConfigText, TextsInForce};
-use crate::config::{Config, ConfigFaults, ConfigSources, ConfigWarning};
-use crate::io::kept_file::KeptFileStatus;
+use keyward_base::io::kept_file::KeptFileStatus;
+use keyward_config::{Config, ConfigFaults, ConfigSources, ConfigWarning};
 
 /// The name of the file.
 const FILE: &str = "configuration.json";

@@ -9,7 +9,7 @@ use ReloadPartName::{Identities, InForce};
 use TakesEffect::{Reload, Restart};
 
 use super::restart::kind_of_tls;
-use crate::config::{Cluster, Config, Listener};
+use keyward_config::{Cluster, Config, Listener};
 
 /// A part of the configuration with a change at run time, see the constructor of the same name in
 /// [`ReloadPart`](super::ReloadPart).
@@ -281,8 +281,8 @@ fn first_addresses(cluster: &Cluster) -> impl PartialEq {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::config::certificate_expiry::CertificateUse;
-    use crate::config::reference;
+    use keyward_config::certificate_expiry::CertificateUse;
+    use keyward_config::test_reference::keys_with_comments;
 
     /// The rows of a key: the rows with the longest key equal to this key, or above it.
     fn rows_of(key: &str) -> Vec<&'static KeyRow> {
@@ -298,13 +298,13 @@ pub(super) mod tests {
 
     /// The keys of the reference that a reload changes.
     pub(in crate::reload) fn reloaded_keys() -> Vec<String> {
-        let all = reference::keys_with_comments().into_iter().map(|(key, _)| key);
+        let all = keys_with_comments().into_iter().map(|(key, _)| key);
         all.filter(|key| rows_of(key).iter().any(|row| row.takes_effect != Restart)).collect()
     }
 
     #[test]
     fn every_key_of_the_reference_has_a_row_and_is_marked_restart_if_the_row_is() {
-        let keys = reference::keys_with_comments();
+        let keys = keys_with_comments();
         assert!(keys.len() > 90, "{}", keys.len());
         for (key, comment) in &keys {
             let rows = rows_of(key);
@@ -326,7 +326,7 @@ pub(super) mod tests {
         for key in CertificateUse::ALL.map(CertificateUse::file_key).into_iter().chain(secrets) {
             let rows = rows_of(key);
             assert!(rows.iter().any(|row| row.takes_effect != Restart), "{key}");
-            assert!(reference::keys_with_comments().iter().any(|(known, _)| known == key), "{key} is no key");
+            assert!(keys_with_comments().iter().any(|(known, _)| known == key), "{key} is no key");
         }
     }
 

@@ -14,25 +14,25 @@ use sha2::{Digest as _, Sha256};
 
 use super::key_table::{self, TakesEffect};
 use super::{PreparedPart, ReloadCheck, ReloadPart, ReloadPartName};
-use crate::config::{
+use keyward_access::policy::rules_in_force::RulesInForce;
+use keyward_base::published::Published;
+use keyward_cluster::discovery::{ProbeLogin, SeedList};
+use keyward_config::trust::Strictness;
+use keyward_config::{
     ClientAuth, ClientCa, ClientTls, Cluster, Config, EtcdLogin, KeySource, Listener, MemberTrust, ServerTls,
 };
-use crate::credentials::{Credentials, MetricsPages};
-use crate::dial::connect::Connector;
-use crate::dial::member_tls::client_config;
-use crate::downstream::listener_tls::CurrentListenerTls;
-use crate::downstream::session::{NoSessionKey, Sealer, SessionKeys};
-use crate::gateway::caller::Identities;
-use crate::gateway::login::service::LoginService;
-use crate::members::discovery::{ProbeLogin, SeedList};
-use crate::otlp::collector_access::CurrentCollectorAccess;
-use crate::policy::rules_in_force::RulesInForce;
-use crate::policy_store::PolicyRegister;
-use crate::published::Published;
-use crate::revocation::RevocationRegister;
-use crate::telemetry::log_filter::{LogFilter, log_filter, set_log_filter};
-use crate::trust::Strictness;
-use crate::upstream::peer_urls::{PeerTrustCheck, roots_of};
+use keyward_dial::connect::Connector;
+use keyward_dial::member_tls::client_config;
+use keyward_downstream::listener_tls::CurrentListenerTls;
+use keyward_downstream::session::{NoSessionKey, Sealer, SessionKeys};
+use keyward_gateway::caller::Identities;
+use keyward_gateway::login::service::LoginService;
+use keyward_operations::policy_store::PolicyRegister;
+use keyward_operations::revocation::RevocationRegister;
+use keyward_records::otlp::collector_access::CurrentCollectorAccess;
+use keyward_telemetry::log_filter::{LogFilter, log_filter, set_log_filter};
+use keyward_upstream::credentials::{Credentials, MetricsPages};
+use keyward_upstream::peer_urls::{PeerTrustCheck, roots_of};
 
 impl ReloadCheck {
     /// Checks that no member trusts the minting authority for peer connections: a holder of its key could
@@ -414,13 +414,13 @@ mod tests {
     use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
     use super::*;
-    use crate::config::reload_request::{ReloadOutcome, ReloadTrigger};
-    use crate::dial::names::NameResolver;
-    use crate::downstream::listener_tls::ListenerTls;
-    use crate::otlp::collector::CollectorClient;
-    use crate::otlp::collector_access::CollectorAccess;
     use crate::reload::Reload;
-    use crate::telemetry::metrics::Metrics;
+    use keyward_config::reload_request::{ReloadOutcome, ReloadTrigger};
+    use keyward_dial::names::NameResolver;
+    use keyward_downstream::listener_tls::ListenerTls;
+    use keyward_records::otlp::collector::CollectorClient;
+    use keyward_records::otlp::collector_access::CollectorAccess;
+    use keyward_telemetry::metrics::Metrics;
 
     /// Writes a new certificate and key.
     fn write(folder: &Path, name: &str) {
@@ -455,7 +455,7 @@ mod tests {
             }
             let path = folder.path().join("keyward.toml");
             configure(&path, clients);
-            let config = Arc::new(crate::config::load(&path).unwrap().0);
+            let config = Arc::new(keyward_config::load(&path).unwrap().0);
             let listener = Arc::clone(&config.listeners[0]);
             let made = ListenerTls::new(listener.tls.as_ref().unwrap()).unwrap();
             let current: CurrentListenerTls = Arc::new(Published::new(made));
@@ -463,7 +463,7 @@ mod tests {
             let parts = vec![ReloadPart::tls(Rc::new(RefCell::new(running)))];
             let (state, metrics) = (Arc::default(), Arc::new(Metrics::new(Vec::new())));
             let reload = Reload::new(
-                crate::config::ConfigSources::of_file(Some(path)),
+                keyward_config::ConfigSources::of_file(Some(path)),
                 &config,
                 Vec::new(),
                 parts,
@@ -626,7 +626,7 @@ mod tests {
         };
         configure(port);
         token("Bearer old");
-        let config = crate::config::load(&at("keyward.toml")).unwrap().0;
+        let config = keyward_config::load(&at("keyward.toml")).unwrap().0;
         let names = NameResolver::of_machine(None);
         let access = |settings| CollectorAccess::new(settings, &names).unwrap().in_force();
         let audit = access(&config.audit.as_ref().unwrap().otlp.as_ref().unwrap().collector);
@@ -643,7 +643,7 @@ mod tests {
         };
         let shown = || requests.try_iter().collect::<Vec<_>>();
         let mut reload = Reload::new(
-            crate::config::ConfigSources::of_file(Some(at("keyward.toml"))),
+            keyward_config::ConfigSources::of_file(Some(at("keyward.toml"))),
             &config,
             Vec::new(),
             vec![ReloadPart::collectors(Some(Arc::clone(&audit)), Some(Arc::clone(&trace)))],

@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use crate::config::audit_settings::{AuditCollector, AuditSettings};
-use crate::config::collector_settings::CollectorSettings;
-use crate::config::trace_settings::TraceSettings;
-use crate::config::{
+use keyward_config::audit_settings::{AuditCollector, AuditSettings};
+use keyward_config::collector_settings::CollectorSettings;
+use keyward_config::trace_settings::TraceSettings;
+use keyward_config::{
     Cluster, Config, KeySource, Limits, Passwords, PolicyInEtcd, PolicySettings, Revocation,
     RevocationPersistence, SessionSettings, UnreadLimits, WatchSettings,
 };
-use crate::telemetry::LogSettings;
+use keyward_telemetry::LogSettings;
 
 /// The configuration in force after `read` replaced `current`: keys that need a restart keep their current
 /// values. No value has `..`, so a new setting is either current or read.
@@ -167,8 +167,8 @@ mod tests {
     use rcgen::KeyPair;
 
     use super::*;
-    use crate::config::load;
     use crate::reload::key_table::{self, TakesEffect};
+    use keyward_config::load;
 
     fn waiting(in_force: &Config, read: &Config) -> Vec<&'static str> {
         key_table::changed(TakesEffect::Restart, in_force, read)

@@ -10,16 +10,16 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::audit::record::Timestamp;
-use crate::config::policy_document::{PolicyBinding, PolicyDocument, PolicyRole};
-use crate::config::usage_limits::UsageLimits;
-use crate::config::{
+use keyward_config::policy_document::{PolicyBinding, PolicyDocument, PolicyRole};
+use keyward_config::trust::Strictness;
+use keyward_config::usage_limits::UsageLimits;
+use keyward_config::{
     AllowedOrigins, ClientAuth, Config, Identify, Listener, MapRule, MappingOutcome, MappingRules, OnExpiry,
     OwnHosts, PolicySettings, RequireIdentity, UnknownMethods,
 };
-use crate::identity::UserName;
-use crate::rpc::namespace::lease_ids::LeaseScope;
-use crate::trust::Strictness;
+use keyward_etcd::identity::UserName;
+use keyward_etcd::rpc::namespace::lease_ids::LeaseScope;
+use keyward_records::audit::record::Timestamp;
 
 /// The changes from `before` to `now` that weaken, each as a sentence without secrets.
 pub(super) fn weaker(before: &Config, now: &Config) -> Vec<String> {
@@ -238,9 +238,8 @@ fn of_listener(before: &Listener, now: &Listener, told: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config;
-    use crate::config::reference::revoking_authority;
     use crate::reload::key_table::tests::reloaded_keys;
+    use keyward_config::test_reference::revoking_authority;
 
     /// A key, the lines before and after a change that weakens, and what is told.
     type WeakeningExample = (&'static str, &'static str, &'static str, &'static str);
@@ -483,7 +482,7 @@ mod tests {
         key.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     }
 
-    fn read(lines: &str) -> Result<Config, config::ConfigFaults> {
+    fn read(lines: &str) -> Result<Config, keyward_config::ConfigFaults> {
         let deny = "deny = [{ actions = ['write'], everything = true }]\n";
         match lines.strip_prefix("POLICY") {
             Some("") => read_with_policy("", READER),
@@ -493,7 +492,7 @@ mod tests {
     }
 
     /// Reads lines of the configuration, with the text of `policy.file`, if any.
-    fn read_with_policy(lines: &str, policy: &str) -> Result<Config, config::ConfigFaults> {
+    fn read_with_policy(lines: &str, policy: &str) -> Result<Config, keyward_config::ConfigFaults> {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         let (authority, list) = revoking_authority();
@@ -517,7 +516,7 @@ mod tests {
              user = [{{ name = 'app', password_file = 'password' }}]\n"
         );
         std::fs::write(&path, text).unwrap();
-        config::load(&path).map(|(config, _)| config)
+        keyward_config::load(&path).map(|(config, _)| config)
     }
 
     #[test]

@@ -18,8 +18,8 @@ fn texts(source: &str) -> Vec<String> {
 #[test]
 fn the_page_has_every_error_text_and_every_reason() {
     let page = read("docs/errors.md");
-    let mut sources = vec![read("src/refusal.rs")];
-    for entry in fs::read_dir(root().join("src/refusal")).expect("a folder") {
+    let mut sources = vec![read("src/etcd/src/refusal.rs")];
+    for entry in fs::read_dir(root().join("src/etcd/src/refusal")).expect("a folder") {
         sources.push(fs::read_to_string(entry.expect("an entry").path()).expect("a file"));
     }
     let begins = [

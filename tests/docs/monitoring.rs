@@ -94,7 +94,7 @@ fn labels() -> BTreeMap<String, BTreeSet<String>> {
         let names = selectors.split("\",").filter_map(|part| Some(part.split_once("=\"")?.0.to_owned()));
         labels.entry(name.to_owned()).or_default().extend(names);
     }
-    let admin = read("src/admin.rs").split_whitespace().collect::<Vec<_>>().join(" ");
+    let admin = read("src/operations/src/admin.rs").split_whitespace().collect::<Vec<_>>().join(" ");
     for call in admin.split("family(").skip(1) {
         let mut texts = call.split('"').skip(1).step_by(2);
         if let (Some(name), Some(_), Some(label)) = (texts.next(), texts.next(), texts.next()) {

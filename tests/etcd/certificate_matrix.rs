@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName
 use serde_json::{Value, json};
 
 use crate::harness::binary::full;
-use crate::test_certificates::{
+use keyward::trust::test_certificates::{
     ANY, CLIENT, CODE, Draft, SERVER, alternative, assemble, basic, constraints, der, extension, name_of,
     purposes, usage,
 };
@@ -514,7 +514,7 @@ fn changed(keys: &Keys, count: usize) -> Vec<Case> {
                 _ => part[place] = b"az09.*-@ \n"[random(10)],
             }
         }
-        let made = assemble(&part, crate::test_certificates::ECDSA_SHA256, &keys.ca);
+        let made = assemble(&part, keyward::trust::test_certificates::ECDSA_SHA256, &keys.ca);
         let (roots, chain) = match number % 2 {
             0 => (vec![usual.clone()], vec![made]),
             _ => (vec![made.clone()], vec![draft("alice").sign(&keys.ca)]),

@@ -9,7 +9,7 @@ use crate::harness::keyward::{Keyward, Site};
 use crate::harness::pki::Pair;
 use crate::harness::{Cluster, password, versions};
 use crate::members::with_auth;
-use crate::test_certificates::{ANY, CLIENT, Draft, SERVER, basic, purposes, usage};
+use keyward::trust::test_certificates::{ANY, CLIENT, Draft, SERVER, basic, purposes, usage};
 
 /// A certificate of alice, the authority in the listener's file, and the reason if etcd refuses it.
 struct Kind {

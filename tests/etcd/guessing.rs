@@ -20,7 +20,7 @@ const FAILED: &str = "etcdserver: authentication failed, invalid user ID or pass
 const TIMED_OUT: &str = "etcdserver: request timed out";
 /// What a stranger's clock resolves, beyond what a network adds.
 const RESOLUTION: Duration = Duration::from_millis(50);
-/// Each refusal of one network ends a slot of this length at least, whoever the user is (`src/gateway/login/limits.rs`).
+/// Each refusal of one network ends a slot of this length at least, whoever the user is (`src/gateway/src/login/limits.rs`).
 const LEAST_SLOT: Duration = Duration::from_secs(1);
 
 /// After what times the guesses of one round were answered, all at once. They count from before the first guess, since that one's slot

@@ -200,9 +200,6 @@ mod taken_alike;
 #[cfg(test)]
 mod tenant_leases;
 #[cfg(test)]
-#[path = "../../src/trust/test_certificates.rs"]
-mod test_certificates;
-#[cfg(test)]
 mod token_touches;
 #[cfg(test)]
 mod topology;

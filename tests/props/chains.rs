@@ -8,7 +8,7 @@ use rcgen::KeyPair;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};
 
 use crate::choices::Choices;
-use crate::test_certificates::{
+use keyward::trust::test_certificates::{
     ANY, CLIENT, CODE, Draft, ECDSA_SHA256, SERVER, alternative, assemble, basic, constraints, der,
     extension, name_of, purposes, usage,
 };

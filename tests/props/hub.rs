@@ -1,6 +1,6 @@
 //! The watch hub under any inputs in any order: what it does stays in bounds, and what its client is told stays in order.
 //!
-//! `src/watch/hub/model.rs` holds it to an honest etcd; here the other side is anybody: garbage, answers to nobody,
+//! `src/streams/src/watch/hub/model.rs` holds it to an honest etcd; here the other side is anybody: garbage, answers to nobody,
 //! streams that were never opened, other clusters, numbers at the ends of their types.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};

@@ -42,9 +42,6 @@ mod splice;
 #[cfg(test)]
 mod targets;
 #[cfg(test)]
-#[path = "../../src/trust/test_certificates.rs"]
-mod test_certificates;
-#[cfg(test)]
 mod txns;
 #[cfg(test)]
 mod users_file;

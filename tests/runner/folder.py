@@ -23,8 +23,8 @@ except ImportError:  # before Python 3.11; pip carries the same library
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keyward"
-# The tables of Cargo.toml that decide how a dependency is compiled.
-TABLES = ("dependencies", "dev-dependencies", "build-dependencies", "target", "profile")
+# The tables of a Cargo.toml that decide how a dependency is compiled.
+TABLES = ("workspace", "dependencies", "dev-dependencies", "build-dependencies", "target", "profile")
 # What decides how our own packages are linted, and cargo does not know.
 LINTS = ("tests/rustc", "clippy.toml")
 # Runs at the same time, each in a checkout of its own. More share nothing anyway: a machine compiles one at a time.
@@ -39,14 +39,27 @@ def load(program):
     return module
 
 
+def manifests():
+    """The manifests of our packages."""
+    return [tomllib.loads(file.read_text()) for file in [ROOT / "Cargo.toml", *sorted(ROOT.glob("src/*/Cargo.toml"))]]
+
+
+def tables(manifest, names):
+    """What these tables of a manifest say of others' packages; where our own stand does not matter."""
+    found = {name: manifest.get(name) for name in names}
+    for name in found:
+        if name.endswith("dependencies"):
+            found[name] = {package: told for package, told in (found[name] or {}).items() if not package.startswith("keyward")}
+    return found
+
+
 def key():
     """Names what the dependencies are compiled with: compiler, flags, lock file, features and profiles."""
-    manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
     parts = [
         subprocess.run(["rustc", "-vV"], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout,
         os.environ.get("RUSTFLAGS", "").encode(),
         (ROOT / "Cargo.lock").read_bytes(),
-        json.dumps({table: manifest.get(table) for table in TABLES}, sort_keys=True).encode(),
+        json.dumps([tables(manifest, TABLES) for manifest in manifests()], sort_keys=True).encode(),
     ]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 

@@ -12,13 +12,15 @@ import subprocess
 from dataclasses import dataclass
 from typing import Callable
 
-from folder import CACHE, ROOT, TABLES, tomllib
+from folder import CACHE, ROOT, TABLES, manifests, tables
 
 PROFILE = ("--profile", "ci", "--locked")
 # How tests are built: with the programs of benches, and with planted faults, of which each is off until the simulation's checker is checked.
 FEATURES = ("--features", "budget,faults,peers")
 CARGO = (*PROFILE, *FEATURES)
-EVERY_TEST = ("--all-targets", "--no-run")
+EVERY_TEST = ("--workspace", "--all-targets", "--no-run")
+# The unit tests of every package.
+UNITS = ("--workspace", "--lib")
 NEXTEST = ("--cargo-profile", *CARGO[1:])
 # How the program and the tests are compiled.
 COMPILER = {"RUSTC_WORKSPACE_WRAPPER": str(ROOT / "tests/rustc")}
@@ -111,7 +113,7 @@ def clients(run):
 
 def formatting(run):
     """`fuzz/` is a package of its own."""
-    return all([run.command("cargo", "fmt", "--check"), run.command("cargo", "fmt", "--check", "--manifest-path", "fuzz/Cargo.toml")])
+    return all([run.command("cargo", "fmt", "--all", "--check"), run.command("cargo", "fmt", "--check", "--manifest-path", "fuzz/Cargo.toml")])
 
 
 def runner(run):
@@ -124,8 +126,8 @@ def lints(run):
     ok = run.is_incremental or linted_in_build(run)
     if run.is_incremental or run.mode == "full":
         features = [FEATURES, *([()] if run.mode == "full" else [])]
-        ok = all([ok, *(run.command("cargo", "clippy", *PROFILE, "--all-targets", *chosen, "--", "-D", "warnings") for chosen in features)])
-        ok = all([ok, run.mode == "quick" or run.command("cargo", "doc", *PROFILE, "--no-deps", RUSTDOCFLAGS="-D warnings")])
+        ok = all([ok, *(run.command("cargo", "clippy", *PROFILE, "--workspace", "--all-targets", *chosen, "--", "-D", "warnings") for chosen in features)])
+        ok = all([ok, run.mode == "quick" or run.command("cargo", "doc", *PROFILE, "--workspace", "--no-deps", RUSTDOCFLAGS="-D warnings")])
     return ok
 
 
@@ -160,20 +162,19 @@ def dependencies(run):
 
 def digest_of_dependencies():
     """Of what cargo-deny reads."""
-    manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
-    read = [json.dumps({table: manifest.get(table) for table in (*TABLES, "package", "features")}, sort_keys=True).encode(),
+    read = [json.dumps([tables(manifest, (*TABLES, "package", "features")) for manifest in manifests()], sort_keys=True).encode(),
             (ROOT / "Cargo.lock").read_bytes(), (ROOT / "deny.toml").read_bytes()]
     return hashlib.sha256(b"\0".join(read)).hexdigest()
 
 
 def build(run):
     """Every test of the run at once, so that cargo compiles and links side by side."""
-    chosen = EVERY_TEST if run.mode != "quick" else ("--lib", *(word for ring in ("it", *RINGS[2:]) for word in ("--test", ring)), "--no-run")
+    chosen = EVERY_TEST if run.mode != "quick" else (*UNITS, *(word for ring in ("it", *RINGS[2:]) for word in ("--test", ring)), "--no-run")
     return run.command("cargo", "test", *CARGO, *chosen, limit=60, **COMPILER)
 
 
 def units(run):
-    return run.test("--lib", program_arguments=ARGUMENTS["units"], limit=20)
+    return run.test(*UNITS, program_arguments=ARGUMENTS["units"], limit=20)
 
 
 def memory_ring(name):

@@ -58,15 +58,17 @@ fn listed(list: &str) -> Vec<Vec<String>> {
     items.iter().map(path).collect()
 }
 
-/// The files that each file imports. A parent that declares a module may use it.
+/// The files of its package that each file imports: packages import each other in no circle. A parent that declares a module may use it.
 fn files_imported(sources: &[Source]) -> Vec<BTreeSet<usize>> {
-    let numbers: BTreeMap<&str, usize> = sources.iter().map(Source::module).zip(0..).collect();
-    let file_of = |path: &[String]| {
-        (1..=path.len()).rev().find_map(|length| numbers.get(path[..length].join("/").as_str()).copied())
+    let place = |source: &Source| (source.room().to_owned(), source.module().to_owned());
+    let numbers: BTreeMap<_, usize> = sources.iter().map(place).zip(0..).collect();
+    let file_of = |room: &str, path: &[String]| {
+        let module = |length| numbers.get(&(room.to_owned(), path[..length].join("/"))).copied();
+        (1..=path.len()).rev().find_map(module)
     };
     let of = |source: &Source| {
         let targets = imported(source.module(), &code_of(source.product()));
-        let targets = targets.iter().filter_map(|path| file_of(path));
+        let targets = targets.iter().filter_map(|path| file_of(source.room(), path));
         let child = format!("{}/", source.module());
         let foreign = |target: &usize| {
             let module = sources[*target].module();

@@ -1,8 +1,7 @@
-//! Rules that no compiler holds: floors, sizes, names, language, and what may not stand in a file.
+//! Rules that no compiler holds: sizes, names, language, and what may not stand in a file.
 //!
 //! Each check reads the tree as git sees it, tells every fault at once, and fails where it found nothing to read.
 
-mod floors;
 mod forbidden;
 mod imports;
 mod language;

@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A Rust file under `src`.
+/// A Rust file under `src`, of the program or of one of its packages.
 pub(crate) struct Source {
-    /// Its path: `src/gateway/pipeline.rs`.
+    /// Its path: `src/gateway/src/pipeline.rs`.
     pub(crate) name: String,
     pub(crate) text: String,
     /// Compiled for tests only, whole.
@@ -17,9 +17,15 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Path below `src`, without `.rs`: `gateway/pipeline`.
+    /// The package: `gateway` of `src/gateway/src/pipeline.rs`; empty for the program's own.
+    pub(crate) fn room(&self) -> &str {
+        self.name.strip_prefix("src/").and_then(|path| path.split_once("/src/")).map_or("", |(room, _)| room)
+    }
+
+    /// Path below the package's `src`, without `.rs`: `pipeline` of `src/gateway/src/pipeline.rs`.
     pub(crate) fn module(&self) -> &str {
-        self.name.trim_start_matches("src/").trim_end_matches(".rs")
+        let path = self.name.strip_prefix("src/").unwrap_or(&self.name);
+        path.split_once("/src/").map_or(path, |(_, path)| path).trim_end_matches(".rs")
     }
 
     /// The text up to the inline test module.
@@ -105,10 +111,14 @@ fn test_only_files(files: &[(String, String)]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (name, text) in files {
         let folder = name.trim_end_matches(".rs");
-        let folder = if ["src/lib", "src/main"].contains(&folder) { "src" } else { folder };
-        for (at, _) in text.match_indices("#[cfg(test)]") {
+        let folder = ["/lib", "/main"].iter().find_map(|root| folder.strip_suffix(root)).unwrap_or(folder);
+        let for_tests = ["#[cfg(test)]", "#[cfg(any(test, feature = \"testing\"))]"];
+        for (at, _) in for_tests.iter().flat_map(|attribute| text.match_indices(attribute)) {
             let item = item_under(&text[at..]).unwrap_or_default();
-            let item = item.trim_start_matches("pub(crate) ").trim_start_matches("pub(super) ");
+            let item = ["pub(crate) ", "pub(super) ", "pub "]
+                .iter()
+                .find_map(|public| item.strip_prefix(public))
+                .unwrap_or(item);
             if let Some(module) = item.strip_prefix("mod ").and_then(|rest| rest.strip_suffix(';')) {
                 found.insert(format!("{folder}/{module}.rs"));
             }
@@ -144,5 +154,7 @@ fn the_parts_of_a_file_are_told_apart() {
     assert_eq!(test_only_files(&files).into_iter().collect::<Vec<_>>(), ["src/x/y/far.rs"]);
     assert_eq!((identifier("a_1::b"), identifier("")), ("a_1", ""));
     let source = Source { name: "src/x/y.rs".to_owned(), text: text.to_owned(), is_test: false };
-    assert_eq!((source.module(), source.tests().lines().last()), ("x/y", Some("c")));
+    assert_eq!((source.room(), source.module(), source.tests().lines().last()), ("", "x/y", Some("c")));
+    let source = Source { name: "src/x/src/y/z.rs".to_owned(), ..source };
+    assert_eq!((source.room(), source.module()), ("x", "y/z"));
 }

@@ -1,0 +1,4 @@
+//! Streams that outlive a connection: watches and keepalives of leases.
+
+pub mod lease;
+pub mod watch;
