@@ -21,11 +21,12 @@ use keyward::telemetry::rest_metrics::RestLabels;
 use keyward::telemetry::single_label::one;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::{sleep, timeout};
 
 use crate::audit::Audited;
 use crate::member::Member;
 use crate::revocations::decide;
-use crate::rig::{Keyward, log_in, paused, renewing, watching};
+use crate::rig::{Keyward, log_in, paused, renewing, settled, watching};
 use crate::words::{
     KEEP_ALIVE, PUT, RANGE, WATCH, create_of, created, put, range, ranged, refused as refused_watch, renew,
     watch, watched,
@@ -146,7 +147,7 @@ fn a_record_says_who_refused_the_call_or_the_watch_and_by_which_rule_or_limit() 
         for key in ["/b", "/a/1", "/a/2"] {
             stream.say(&watch(key, 1)).await;
         }
-        crate::rig::settled().await;
+        settled().await;
         let line = |texts: &[&str]| log.count(|line| texts.iter().all(|text| line.contains(text)));
         for (what, fields) in [
             ("call", r#"refused_by="policy" rule="no_grant: write""#),
@@ -197,7 +198,7 @@ fn a_stream_that_keyward_ends_has_the_cause_in_its_record_and_in_the_metric() {
             }
             let ends = [watching.finish().await, renewing.finish().await].map(|outcome| outcome.end);
             assert_eq!(ends[0].told(), ends[1].told(), "{cause}");
-            crate::rig::settled().await;
+            settled().await;
             let by = format!("refused_by={cause:?}");
             for method in ["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"] {
                 assert_eq!(access_lines(&log, &[method, &by]), 1, "{cause} {method}: {log:?}");
@@ -296,6 +297,55 @@ fn a_blocked_users_login_is_told_apart_from_a_wrong_password() {
         assert_eq!((logins("blocked"), logins("refused")), (1, 1));
         let rows = keyward.shown(ViewTopic::Clients).await;
         assert_eq!(rows[0]["last_error_by"], "password");
+    });
+}
+
+/// The second and third refusal of a network come after two seconds and three: etcdctl waits for two.
+#[test]
+fn a_login_given_up_before_its_refusal_is_told_has_the_reason_and_counts_once() {
+    paused(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("audit.log");
+        let member = Member::new(1, &Tasks::default());
+        let lines = format!("[audit]\nfile = {file:?}\nevents = ['logins']\n");
+        let keyward = Keyward::at(&[&member], AuthSetting::On, folder.path(), "", &lines);
+        keyward.metrics.refusals.name_reasons(RefusalReason::NAMES);
+        let log = Log::default();
+        let _listening = log.listen();
+        decide(&keyward, &Revocations::default(), &RevocationChange::Block("carol".into()));
+        let users = [("carol", "blocked"), ("alice", "password")];
+        let logins = |result| keyward.metrics.logins.get_or_create(&one("result", result)).get();
+        for (limit, code) in [(None, "Canceled"), (Some("300m"), "DeadlineExceeded")] {
+            for (user, by) in users {
+                let client = keyward.client().await;
+                let client = match limit {
+                    None => client,
+                    Some(limit) => client.header("grpc-timeout", limit),
+                };
+                let login = AuthenticateRequest { name: user.into(), password: format!("wrong{code}") };
+                let told = client.call("/etcdserverpb.Auth/Authenticate", login.encode_to_vec());
+                let told = timeout(Duration::from_millis(500), told).await;
+                assert_eq!(told.is_ok(), limit.is_some(), "{user} {code}");
+                settled().await;
+                let fields = [format!("peer=\"password:{user}\""), format!("code={code:?}")];
+                let by_field = format!("refused_by={by:?}");
+                assert_eq!(access_lines(&log, &[&fields[0], &fields[1], &by_field]), 1, "{log:?}");
+                let rows = keyward.shown(ViewTopic::Clients).await;
+                let row = rows.iter().find(|row| row["last_error"] == code && row["last_error_by"] == by);
+                assert_eq!(row.expect("a row of the connection")["failed"], 1, "{rows:?}");
+            }
+        }
+        // The checks go on, and the answers that nobody waits for count no second time.
+        sleep(Duration::from_secs(30)).await;
+        for (_, by) in users {
+            assert_eq!(refused(&keyward, by), 2, "{by}");
+        }
+        assert_eq!((logins("blocked"), logins("refused")), (2, 2));
+        let (records, _) = Audited { member, keyward, folder }.ended().await;
+        for (user, by) in users {
+            let of = records.iter().filter(|record| record["user"] == user && record["refused_by"] == by);
+            assert_eq!(of.count(), 2, "{user}: {records:?}");
+        }
     });
 }
 
@@ -422,7 +472,7 @@ fn with_access_all_every_call_that_is_served_leaves_a_record() {
             assert_eq!(outcome.end.code(), Some(Code::Ok));
         }
         drop(client);
-        crate::rig::settled().await;
+        settled().await;
         assert_eq!(log.lines_with("keyward::access"), 300);
         assert_eq!(keyward.metrics.log_records_left_out.get(), 0);
     });
@@ -481,7 +531,7 @@ fn by_default_failed_and_slow_calls_leave_a_record_that_says_why_and_whose() {
         let served = async |wait| {
             let script = async {
                 let called = member.called(RANGE).await;
-                tokio::time::sleep(Duration::from_millis(wait)).await;
+                sleep(Duration::from_millis(wait)).await;
                 called.reply(&ranged(1)).await;
             };
             let (outcome, ()) = tokio::join!(client.call(RANGE, range("/app/k")), script);
@@ -558,9 +608,9 @@ fn a_watch_stream_has_the_ranges_of_its_watches_and_its_end_by_the_client_is_no_
         let mut stream = client.open(WATCH).await.expect("open");
         stream.say(&watch("/a", 5)).await;
         stream.say(&watch("/b", 5)).await;
-        crate::rig::settled().await;
+        settled().await;
         drop((stream, client));
-        crate::rig::settled().await;
+        settled().await;
         let line = r#"keys="watch \"/a\"; watch \"/b\"""#;
         assert_eq!(log.lines_with(line), 1, "{log:?}");
         assert_eq!(log.lines_with(r#"code="Canceled""#), 1, "{log:?}");

@@ -373,7 +373,7 @@ fn an_address_that_may_not_try_again_keeps_out_no_other_that_tries_the_same() {
         let keyward = Keyward::with_auth(&[&member]);
         let (alice, here) = ("alice".into(), "10.0.0.1".parse().ok());
         let check = async |password: &str, from| {
-            keyward.logins.check(&alice, &Secret::new(password.to_owned()), from).await
+            keyward.logins.check(&alice, &Secret::new(password.to_owned()), from, &|_| ()).await
         };
         for n in 0..5 {
             assert_eq!(
@@ -398,7 +398,7 @@ fn logins_under_way_are_bounded_and_the_rest_is_told_so() {
         let flood = (0..3 * ROOM).map(|n| {
             let (user, from) = (format!("user{n}").as_str().into(), format!("10.1.{}.{}", n / 256, n % 256));
             let (logins, known) = (Arc::clone(&keyward.logins), &known);
-            async move { logins.check(&user, known, from.parse().ok()).await }
+            async move { logins.check(&user, known, from.parse().ok(), &|_| ()).await }
         });
         let outcomes = join_all(flood).await;
         let limited = outcomes.iter().filter(|outcome| **outcome == Err(LoginDenial::Limited)).count();
@@ -407,7 +407,7 @@ fn logins_under_way_are_bounded_and_the_rest_is_told_so() {
         assert!(member.logins() < 20, "{} at a member that does not answer", member.logins());
         member.hold_logins(false);
         assert_eq!(
-            keyward.logins.check(&"alice".into(), &known, None).await,
+            keyward.logins.check(&"alice".into(), &known, None, &|_| ()).await,
             Ok(LoginProof::Etcd),
             "room again"
         );

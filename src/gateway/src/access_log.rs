@@ -2,10 +2,11 @@
 //!
 //! Owns: the facts reported about a call, to metrics, access log and audit log. Must not know: the contents
 //! of the answer. Invariants: a record is written at most once, on drop, and never holds a value, a token or
-//! a password; it holds keys with `log.keys` only. A call abandoned by its client is reported as Canceled.
-//! Records of calls without effect are limited by rate, so that they cannot fill a disk; all calls are
-//! counted.
+//! a password; it holds keys with `log.keys` only. A call abandoned by its client is reported as Canceled,
+//! with the reason of its refusal where the refusal was only held back. Records of calls without effect are
+//! limited by rate, so that they cannot fill a disk; all calls are counted.
 
+mod call_end;
 mod refused_watches;
 
 use std::borrow::Cow;
@@ -31,7 +32,7 @@ use keyward_access::usage::live_usage::LiveUsage;
 use keyward_cluster::membership::Member;
 use keyward_downstream::session::SessionId;
 use keyward_etcd::identity::{MemberId, UserName};
-use keyward_etcd::refusal::{AnswerEnd, Code, Refusal, RefusalCause, RefusalReason, Status};
+use keyward_etcd::refusal::{Code, RefusalReason};
 use keyward_etcd::rpc::method::{Handler, Lane, Method, StreamingSides};
 use keyward_etcd::rpc::trace_id::{TRACEPARENT, TRACESTATE, TraceId, TraceParent};
 use keyward_records::audit::log::AuditLog;
@@ -64,6 +65,8 @@ struct RareFacts {
     rule: Option<String>,
     /// How long the refusal of the call was held back.
     held: Duration,
+    /// The reason of a refusal that is decided, and held back from the client.
+    held_refusal: Option<RefusalReason>,
     trace: Option<TraceId>,
     /// The trace, if the call has one.
     spans: Option<Box<CallTrace>>,
@@ -341,6 +344,12 @@ impl AccessRecord {
         self.note_rare(|rare| rare.held = held);
     }
 
+    /// Notes that the call is refused for this reason, and that the client is told later. A client that gives
+    /// up before is refused all the same.
+    pub fn note_held_refusal(&self, reason: RefusalReason) {
+        self.note_rare(|rare| rare.held_refusal = Some(reason));
+    }
+
     /// The time of a call that took `took`, without the time for which Keyward held its refusal back: such a
     /// call is not slow. A refused login is held until a time that tells nothing of the password.
     fn busy_time(&mut self, took: Duration) -> Duration {
@@ -367,55 +376,6 @@ impl AccessRecord {
     pub fn count_received(&self, bytes: usize) {
         self.origin.listener_figures.received.inc_by(bytes as u64);
     }
-
-    /// Counts the refusal of the call, and notes its end.
-    pub fn refused(&mut self, refusal: &Refusal) {
-        self.ended_by(refusal.clone().into());
-    }
-
-    /// Notes the end of the call, and counts a refusal. Later ends are ignored.
-    pub fn ended_by(&mut self, end: AnswerEnd) {
-        if self.code.is_some() {
-            return;
-        }
-        if let Some(RefusalCause { reason, rule }) = end.refused {
-            self.sinks.metrics.refusals.count(reason as usize);
-            self.refused = Some(reason);
-            if let Some(rule) = rule {
-                self.note_rule(rule.into());
-            }
-        }
-        self.ended_with(end.status);
-    }
-
-    /// The maker of the error at the call's end: etcd, or Keyward for this reason. `None` for a success,
-    /// and for a call that its client gave up.
-    fn refused_by(&self) -> Option<&'static str> {
-        match (self.refused, self.code) {
-            (Some(reason), _) => Some(reason.name()),
-            (None, Some(code)) if code != Code::Ok => Some("etcd"),
-            (None, _) => None,
-        }
-    }
-
-    /// True once the status code of the call is noted.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
-        self.code.is_some()
-    }
-
-    /// Notes the end of the call with success, or without any text for the client. Later ends are ignored.
-    pub fn ended(&mut self, code: Code) {
-        self.code.get_or_insert(code);
-    }
-
-    /// Notes the end of the call with a status. Later ends are ignored.
-    pub fn ended_with(&mut self, status: Status) {
-        if self.code.is_none() && !status.is_ok() && !status.message.is_empty() {
-            self.note_rare(|rare| rare.reason = Some(status.message));
-        }
-        self.ended(status.code);
-    }
 }
 
 /// The gauge of open calls, or of open streams.
@@ -440,7 +400,7 @@ impl AccessRecord {
     fn chosen_by(&self, code: Code, took: Duration) -> Option<&'static str> {
         let waits = self.method.lane == Lane::Stream;
         // A client ends its stream by leaving.
-        let is_error = code != Code::Ok && !(waits && code == Code::Canceled);
+        let is_error = code != Code::Ok && !(waits && self.is_given_up(code));
         let timed = is_unary(self.method) && !waits;
         let outcome = CallOutcome { is_error, took: timed.then_some(took) };
         let log = &self.sinks.log;
@@ -521,13 +481,14 @@ impl AccessRecord {
 impl Drop for AccessRecord {
     fn drop(&mut self) {
         let took = self.started.elapsed();
-        let code = self.code.unwrap_or(Code::Canceled);
+        let code = self.end_if_open();
+        let is_given_up = self.is_given_up(code);
         let busy = self.busy_time(took);
         let sinks = &*self.sinks;
         open(&sinks.metrics, self.method).dec();
         let refused_by = self.refused_by();
         let (rare, limit) = (self.rare.get_mut(), self.limit.get());
-        self.origin.figures.end_call(code, || {
+        self.origin.figures.end_call(code == Code::Ok || is_given_up, || {
             let rule = rare.as_ref().and_then(|rare| rare.rule.as_deref());
             let rule = rule.map(|rule| cut_name(rule).into()).or(limit.map(|limit| limit.to_string().into()));
             ClientError { code, at: self.started + took, refused_by, rule }
@@ -573,6 +534,7 @@ impl Drop for AccessRecord {
                 sent: self.sent,
                 limit: self.limit.get(),
                 refused_by,
+                is_held_refusal: code == Code::Canceled && !is_given_up,
             };
             call_audit::write(audit, &sinks.audit_limiter, self.audit.take(), &facts);
         }

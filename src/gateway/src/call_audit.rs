@@ -266,6 +266,8 @@ pub(super) struct CallFacts<'a> {
     pub(super) limit: Option<Exceeded>,
     /// The maker of the error at the call's end.
     pub(super) refused_by: Option<&'static str>,
+    /// True for a refusal held back for longer than the client waited.
+    pub(super) is_held_refusal: bool,
 }
 
 /// True if a call with this end has certainly changed nothing: it was never sent, or etcd refused it.
@@ -297,6 +299,7 @@ impl CallFacts<'_> {
                 | Code::OutOfRange
         );
         let is_denied = matches!(self.code, Code::PermissionDenied | Code::Unauthenticated);
+        let is_about_client = is_about_client || self.is_held_refusal;
         self.method.class != Class::Health && (is_denied || (is_about_client && self.attempts == 0))
     }
 }

@@ -10,6 +10,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::{Either, ready};
 use tokio::time::{Instant, sleep};
 
+use crate::audited_request;
 use crate::call::Call;
 use crate::caller::Caller;
 use crate::unread_answers::UnreadRoom;
@@ -77,6 +78,8 @@ pub fn in_time<T: 'static>(
     };
     call.gateway.metrics.limits.delayed_refusals.inc();
     call.record.note_held(delay);
+    call.record.note_held_refusal(refusal.reason());
+    audited_request::note_refusal(call);
     Either::Right(sleep(delay).map(|()| Err(refusal)).boxed_local())
 }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::AccessRecord;
 use crate::client_figures::ClientError;
 use keyward_etcd::identity::UserName;
-use keyward_etcd::refusal::{Refusal, RefusalReason};
+use keyward_etcd::refusal::{Code, Refusal, RefusalReason};
 use keyward_records::audit::record::cut_name;
 use keyward_telemetry::access_settings::CallOutcome;
 
@@ -23,7 +23,7 @@ impl AccessRecord {
         let peer = self.peer();
         move |refusal, rule| {
             sinks.metrics.refusals.count(refusal.reason() as usize);
-            origin.figures.end_call(refusal.code(), || ClientError {
+            origin.figures.end_call(refusal.code() == Code::Canceled, || ClientError {
                 code: refusal.code(),
                 at: Instant::now(),
                 refused_by: Some(refusal.reason().name()),

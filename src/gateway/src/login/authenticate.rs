@@ -12,6 +12,7 @@ use prost::Message as _;
 use tokio::time::timeout;
 use zeroize::{Zeroize as _, Zeroizing};
 
+use crate::access_log::AccessRecord;
 use crate::audited_request;
 use crate::call::Call;
 use crate::login::password_sources::LoginDenial;
@@ -70,7 +71,7 @@ async fn authenticate(call: &Call<'_>, body: RequestBody) -> Result<Bytes, Refus
         Err(LoginInadmissible::Blocked) => None,
         Ok(generation) => Some(generation),
     };
-    let proof = prove(gateway, client, peer.user(), &password, generation);
+    let proof = prove(gateway, (client, record), peer.user(), &password, generation);
     let checked = timeout(PATIENCE, proof).await.map_err(|_| Refusal::REQUEST_TIMED_OUT)?;
     let (proved, generation) = checked?;
     if gateway.sealer.admit_login(peer.user()).is_err() {
@@ -116,14 +117,15 @@ fn login_of(method: &Method, framed: Bytes) -> Result<(UserName, Secret<String>)
 /// for a blocked user.
 async fn prove(
     gateway: &Gateway,
-    client: &ClientConnection,
+    (client, record): (&ClientConnection, &AccessRecord),
     user: &UserName,
     password: &Secret<String>,
     generation: Option<u64>,
 ) -> Result<(LoginProof, u64), Refusal> {
     let from = client.origin.remote.map(|remote| remote.ip());
     if let Some(generation) = generation {
-        let proved = gateway.logins.check(user, password, from).await.map_err(refusal)?;
+        let held = |denied| record.note_held_refusal(refusal(denied).reason());
+        let proved = gateway.logins.check(user, password, from, &held).await.map_err(refusal)?;
         if gateway.sealer.admit_login(user) != Err(LoginInadmissible::Blocked) {
             return Ok((proved, generation));
         }
@@ -132,10 +134,8 @@ async fn prove(
         tracing::info!(%user, "login of a blocked user refused");
     }
     // The client is told what it would be told of a wrong password; the records tell the two apart.
-    let told = gateway.logins.refuse(user, password, from).await;
-    let is_judged = matches!(told, LoginDenial::Refused(_));
-    let refusal = refusal(told);
-    Err(if is_judged { refusal.because(RefusalReason::Blocked) } else { refusal })
+    let held = |denied| record.note_held_refusal(refusal_of_blocked(denied).reason());
+    Err(refusal_of_blocked(gateway.logins.refuse(user, password, from, &held).await))
 }
 
 /// Bytes to be wiped on drop, if no other handle shares the buffer. A body received in a single piece is part
@@ -178,6 +178,13 @@ fn refusal(denied: LoginDenial) -> Refusal {
         LoginDenial::Limited => Refusal::TOO_MANY_REQUESTS,
         LoginDenial::Untold => Refusal::REQUEST_TIMED_OUT,
     }
+}
+
+/// As [`refusal`], of a blocked user: the client is told the same.
+fn refusal_of_blocked(denied: LoginDenial) -> Refusal {
+    let is_judged = matches!(denied, LoginDenial::Refused(_));
+    let refusal = refusal(denied);
+    if is_judged { refusal.because(RefusalReason::Blocked) } else { refusal }
 }
 
 /// A response header like a member's: real ids and term, and the highest revision already shown on this

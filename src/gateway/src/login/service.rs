@@ -6,9 +6,13 @@
 //! password already known to be right, or known to be wrong, passes the limits (docs/decisions.md#d15); the
 //! time and the form of a refusal depend neither on the user's existence nor on the source asked nor, for a
 //! blocked user, on the correctness of the password; the limits never keep a session from being proved again
-//! (docs/decisions.md#d12).
+//! (docs/decisions.md#d12); a refusal that is decided counts once, also if its client gives up while the
+//! answer is held back.
 
-use std::collections::HashMap;
+mod awaited_login;
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
 use std::mem::{Discriminant, discriminant};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -22,6 +26,7 @@ use crate::login::limits::{
     AttemptOutcome, CheckSeats, ClientNetwork, LoginAttempt, LoginLimiter, RefusalSchedule, TooManyFailures,
 };
 use crate::login::password_sources::{AuthOffTrust, LoginCredentials, LoginDenial, PasswordSourceOrder};
+use awaited_login::{AwaitedLogin, HeldBack};
 use keyward_base::secret::Secret;
 use keyward_base::tasks::Tasks;
 use keyward_cluster::membership::MembersHandle;
@@ -55,6 +60,8 @@ pub struct LoginService {
     sources: PasswordSourceOrder,
     running_checks: SingleFlight<PasswordCheckKey, LoginResult>,
     seats: CheckSeats,
+    /// The running checks whose refusal is decided, and held back until the end of its slot.
+    held_back: Mutex<HashSet<PasswordCheckKey>>,
     limiter: Mutex<LoginLimiter>,
     refusal_schedule: Mutex<RefusalSchedule>,
     /// The checks that a network may run at a time, for each network with a check.
@@ -120,6 +127,7 @@ impl LoginService {
             sources,
             running_checks: SingleFlight::default(),
             seats: CheckSeats::default(),
+            held_back: Mutex::default(),
             limiter: Mutex::new(LoginLimiter::new(config.failed)),
             refusal_schedule: Mutex::new(RefusalSchedule::new(Instant::now())),
             network_places: Mutex::default(),
@@ -130,7 +138,8 @@ impl LoginService {
         })
     }
 
-    /// Checks the password and returns the source of the proof.
+    /// Checks the password and returns the source of the proof. `held` is told of a denial whose answer is
+    /// held back, once the wait begins, or when the caller gives the wait up.
     ///
     /// Cancel-safe: a check already begun goes on.
     ///
@@ -141,8 +150,9 @@ impl LoginService {
         user: &UserName,
         password: &Secret<String>,
         from: Option<IpAddr>,
+        held: &dyn Fn(LoginDenial),
     ) -> Result<LoginProof, LoginDenial> {
-        self.check_and_count(user, password, PasswordCheckPurpose::Login(from)).await
+        self.check_and_count(user, password, PasswordCheckPurpose::Login(from), held).await
     }
 
     /// Refuses a login of a blocked user without asking any source. The answer, its delay and the counting
@@ -154,8 +164,9 @@ impl LoginService {
         user: &UserName,
         password: &Secret<String>,
         from: Option<IpAddr>,
+        held: &dyn Fn(LoginDenial),
     ) -> LoginDenial {
-        match self.check_and_count(user, password, PasswordCheckPurpose::Blocked(from)).await {
+        match self.check_and_count(user, password, PasswordCheckPurpose::Blocked(from), held).await {
             Ok(_) => LoginDenial::Refused(PasswordRefusal::WrongPassword),
             Err(denied) => denied,
         }
@@ -166,9 +177,11 @@ impl LoginService {
         user: &UserName,
         password: &Secret<String>,
         purpose: PasswordCheckPurpose,
+        held: &dyn Fn(LoginDenial),
     ) -> Result<LoginProof, LoginDenial> {
         let login = self.login(user, password);
         let begun = Instant::now();
+        let awaited = AwaitedLogin { service: self, login: &login, purpose, held, is_over: Cell::default() };
         let result = loop {
             let running = self.join_or_request(&login, purpose);
             let joined = running.as_ref().is_ok_and(|running| running.has_joined);
@@ -179,11 +192,17 @@ impl LoginService {
                 break result;
             }
         };
-        self.metrics.logins.get_or_create(&one("result", result.label(purpose))).inc();
+        awaited.is_over.set(true);
+        self.count(result, purpose);
         if result.verdict == Err(LoginDenial::Limited) {
+            held(LoginDenial::Limited);
             sleep_until(begun + LIMITED_ANSWER).await;
         }
         result.verdict
+    }
+
+    fn count(&self, result: LoginResult, purpose: PasswordCheckPurpose) {
+        self.metrics.logins.get_or_create(&one("result", result.label(purpose))).inc();
     }
 
     /// Proves a session's password again. Needed for sessions that go upstream with a credential of
@@ -304,10 +323,12 @@ impl LoginService {
             let (service, login) = (Arc::clone(self), login.clone());
             Ok(move |report: WorkReport<PasswordCheckKey, LoginResult>| {
                 place.run(async move {
+                    let held_back = HeldBack { service: &service, key };
                     let result = service.run_login(&login, purpose).await;
                     service.remember(&login, purpose, result.verdict);
                     drop(seat);
                     report.report(result);
+                    drop(held_back);
                 });
             })
         })
@@ -407,6 +428,7 @@ impl LoginService {
                 // of the check.
                 let at = lock(&self.refusal_schedule).answer_at(&slot, now);
                 lock(&self.limiter).settle(attempt, outcome, at);
+                lock(&self.held_back).insert((login.fingerprint, discriminant(&purpose)));
                 sleep_until(at).await;
             }
             AttemptOutcome::Right | AttemptOutcome::Untold => {
