@@ -24,6 +24,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{sleep, timeout};
 
 use crate::audit::Audited;
+use crate::client::Client;
 use crate::member::Member;
 use crate::revocations::decide;
 use crate::rig::{Keyward, log_in, paused, renewing, settled, watching};
@@ -297,6 +298,53 @@ fn a_blocked_users_login_is_told_apart_from_a_wrong_password() {
         assert_eq!((logins("blocked"), logins("refused")), (1, 1));
         let rows = keyward.shown(ViewTopic::Clients).await;
         assert_eq!(rows[0]["last_error_by"], "password");
+    });
+}
+
+/// A blocked user's program that goes on asking keeps its connections. A name that a connection claims ends nobody's proved streams.
+#[test]
+fn a_blocked_user_who_goes_on_asking_is_shown_and_kicked_by_name() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = Keyward::with_auth(&[&member]);
+        decide(&keyward, &Revocations::default(), &RevocationChange::Block("carol".into()));
+        let logs_in = async |client: &Client, name: &str| {
+            let login = AuthenticateRequest { name: name.into(), password: "wrong".into() };
+            client.call("/etcdserverpb.Auth/Authenticate", login.encode_to_vec()).await
+        };
+        let (carol, bob) = (keyward.client().await, keyward.client().await);
+        let alice = keyward.logged_in("alice").await;
+        let (_watching, _watched) = watching(&alice, &member).await;
+        // Alice's stream on a connection whose last call showed nobody.
+        let shared = keyward.client().await;
+        let token = log_in(&shared, "alice").await;
+        let alices = shared.again().header("token", &token);
+        let (_watching_too, _watched_too) = watching(&alices, &member).await;
+        let refused = async {
+            member.called(RANGE).await.refuse(Code::InvalidArgument, "etcdserver: user name is empty")
+        };
+        tokio::join!(shared.call(RANGE, range("/k")), refused);
+        for (client, name) in [(&carol, "carol"), (&bob, "bob"), (&alice, "carol"), (&shared, "carol")] {
+            logs_in(client, name).await;
+        }
+        let rows = keyward.shown(ViewTopic::Clients).await;
+        let named = |name: &str, user: Option<&str>| {
+            rows.iter().filter(|row| row["blocked_login"] == name && row["user"].as_str() == user).count()
+        };
+        assert_eq!(
+            (named("carol", None), named("carol", Some("alice")), named("bob", None)),
+            (2, 1, 0),
+            "{rows:?}"
+        );
+        let kick = async |name: &str| {
+            let target = KickTarget::Named(name.into());
+            let ask = |answer| ShardQuestion::Kick(target.clone(), answer);
+            keyward.admin().viewer.questions.ask(ask).await.expect("every shard answers")
+        };
+        let kicked = kick("carol").await;
+        assert_eq!((kicked.len(), kicked[0].client.user.as_deref()), (1, None), "{kicked:?}");
+        assert!(kick("bob").await.is_empty(), "a wrong password gives no name");
+        assert_eq!(kick("alice").await.len(), 1);
     });
 }
 

@@ -37,6 +37,7 @@ pub struct ClientFigures {
     last_error: RefCell<Option<ClientError>>,
     user: RefCell<Option<UserName>>,
     peer: RefCell<Option<Rc<str>>>,
+    blocked_login: RefCell<Option<UserName>>,
 }
 
 impl ClientFigures {
@@ -51,6 +52,7 @@ impl ClientFigures {
             last_error: RefCell::default(),
             user: RefCell::default(),
             peer: RefCell::default(),
+            blocked_login: RefCell::default(),
         }
     }
 
@@ -77,6 +79,20 @@ impl ClientFigures {
             self.failed.set(self.failed.get() + 1);
             self.last_error.replace(Some(error()));
         }
+    }
+
+    /// Notes the name of a login refused because its user is blocked: a claim, proved by nothing. The caller
+    /// bounds the name.
+    pub fn note_blocked_login(&self, name: &UserName) {
+        if self.blocked_login.borrow().as_ref() != Some(name) {
+            self.blocked_login.replace(Some(name.clone()));
+        }
+    }
+
+    /// The name of the last login refused because its user is blocked.
+    #[must_use]
+    pub fn blocked_login(&self) -> Option<UserName> {
+        self.blocked_login.borrow().clone()
     }
 
     /// Calls begun.

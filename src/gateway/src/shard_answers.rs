@@ -172,7 +172,11 @@ async fn kick(gateway: &Gateway, target: &KickTarget) -> Vec<KickedClient> {
         KickTarget::Named(name) => {
             let mut rows = clients(gateway).await;
             // A connection that is leaving already is not told again.
-            rows.retain(|row| !row.kicked && row.is_named(name));
+            rows.retain(|row| {
+                let is_of_blocked_login =
+                    row.is_of_blocked_login(name) && !has_stream_of_user(gateway, row.client);
+                !row.kicked && (row.is_named(name) || is_of_blocked_login)
+            });
             rows
         }
     };
@@ -186,6 +190,14 @@ async fn kick(gateway: &Gateway, target: &KickTarget) -> Vec<KickedClient> {
         }
     }
     kicked
+}
+
+/// True if a stream or waiting call of an etcd user is open on the connection: a name that the connection
+/// claims ends no work of a user whom the connection has proved.
+fn has_stream_of_user(gateway: &Gateway, client: u64) -> bool {
+    let streams = gateway.active_streams.numbers();
+    let mut open = streams.iter().filter_map(|number| gateway.active_streams.get(*number));
+    open.any(|stream| stream.client.origin.figures.id == client && stream.caller.user.is_some())
 }
 
 /// The row of the connection with this number.
@@ -229,6 +241,7 @@ fn client_row(client: &ClientConnection, held: HeldByStreams, now: Instant) -> C
         listener: (*origin.listener).to_owned(),
         user: figures.user().map(|user| escaped(user.as_str())),
         peer: figures.peer().map(|peer| escaped(&peer)),
+        blocked_login: figures.blocked_login().map(|name| escaped(name.as_str())),
         user_agent: origin.user_agent().map(escaped),
         age_seconds: seconds(now, client.activity().opened()),
         calls: figures.calls(),

@@ -20,6 +20,8 @@ pub struct ClientRow {
     pub user: Option<String>,
     /// The peer of the last identified call: kind of evidence, and name.
     pub peer: Option<String>,
+    /// The name of the last login refused because its user is blocked: a claim, proved by nothing.
+    pub blocked_login: Option<String>,
     /// The beginning of the user-agent.
     pub user_agent: Option<String>,
     /// Seconds since the connection was accepted.
@@ -62,6 +64,13 @@ impl ClientRow {
         };
         [&self.peer, &self.user].into_iter().any(|known| known.as_deref() == Some(name))
             || self.address.as_deref().is_some_and(is_address)
+    }
+
+    /// True if the connection has shown nobody but a blocked user of this name, whose login was refused. A
+    /// connection whose last call was identified as an etcd user is that user's, whatever name it claims.
+    #[must_use]
+    pub fn is_of_blocked_login(&self, name: &str) -> bool {
+        self.user.is_none() && self.blocked_login.as_deref() == Some(name)
     }
 }
 
@@ -265,6 +274,7 @@ mod tests {
             listener: "clients".into(),
             user: Some("bob".into()),
             peer: Some("file:bob".into()),
+            blocked_login: Some("carol".into()),
             user_agent: None,
             age_seconds: 0,
             calls: 0,
@@ -284,12 +294,15 @@ mod tests {
         for name in ["bob", "file:bob", "10.0.0.1", "10.0.0.1:4711"] {
             assert!(row.is_named(name), "{name}");
         }
+        assert!(!row.is_named("carol") && !row.is_of_blocked_login("carol"), "bob's, who claims to be carol");
         for name in ["", "file", "7", "bo", "10.0.0", "4711", "10.0.0.1:", "clients"] {
             assert!(!row.is_named(name), "{name}");
         }
         let six = ClientRow { address: Some("[::1]:4711".into()), ..row.clone() };
         assert!(six.is_named("::1") && six.is_named("[::1]") && six.is_named("[::1]:4711"));
         let nobody = ClientRow { address: None, user: None, peer: None, ..row };
+        assert!(nobody.is_of_blocked_login("carol") && !nobody.is_named("carol"));
+        assert!(!nobody.is_of_blocked_login("bob") && !nobody.is_of_blocked_login(""));
         assert!(!nobody.is_named(""), "an unknown name is nobody's");
     }
 }

@@ -130,6 +130,7 @@ async fn prove(
             return Ok((proved, generation));
         }
     }
+    client.origin.figures.note_blocked_login(user);
     if gateway.log_limiter.may_log() {
         tracing::info!(%user, "login of a blocked user refused");
     }

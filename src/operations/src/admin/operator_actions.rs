@@ -99,6 +99,7 @@ impl OperatorActions {
                 client = row.client,
                 remote = row.address,
                 user = row.user,
+                blocked_login = row.blocked_login,
                 listener = row.listener,
                 streams,
                 uid = by.uid,
@@ -205,7 +206,11 @@ fn kick_report(kicked: &[KickedClient]) -> String {
     let mut report = String::new();
     for KickedClient { client: row, streams } in kicked.iter().take(MOST_NAMED) {
         let address = row.address.as_deref().unwrap_or("a unix socket");
-        let user = row.user.as_deref().map(|user| format!(", user {user}")).unwrap_or_default();
+        let user = match (&row.user, &row.blocked_login) {
+            (Some(user), _) => format!(", user {user}"),
+            (None, Some(name)) => format!(", blocked login {name}"),
+            (None, None) => String::new(),
+        };
         let calls = row.open.saturating_sub(*streams);
         let ended = format!("{streams} streams ended, {calls} calls have 10 s");
         report += &format!("client {} ({address}{user}) was told to leave: {ended}\n", row.client);

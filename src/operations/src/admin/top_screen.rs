@@ -345,7 +345,7 @@ mod tests {
         let more = json!({"address": "127.0.0.11:53350", "bytes_in": 718_000, "bytes_out": 1_000_000,
             "age_seconds": 300, "failed": 29, "watches": 12, "leases": 3, "calls_per_second": 4321.5,
             "user": "cert:clients:CN=carol.teams.example.com", "last_error": "ResourceExhausted",
-            "peer": "cert:clients:CN=carol", "last_error_by": "Keyward's policy",
+            "peer": "cert:clients:CN=carol", "blocked_login": "dave", "last_error_by": "Keyward's policy",
             "last_error_rule": "no role grants it", "listener": "clients", "user_agent": "grpc-go/1.59.0", "open": 1,
             "unread_bytes": 123_456, "last_error_seconds": 61, "kicked": false});
         let more: serde_json::Map<String, serde_json::Value> = serde_json::from_value(more).expect("a row");

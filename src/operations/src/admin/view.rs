@@ -274,6 +274,7 @@ mod tests {
             listener: "clients".into(),
             user: user.map(str::to_owned),
             peer: None,
+            blocked_login: None,
             user_agent: None,
             age_seconds: 7,
             calls,

@@ -145,11 +145,12 @@ pub const fn columns(topic: ViewTopic) -> &'static [ViewColumn] {
     }
 }
 
-const CLIENT_COLUMNS: [ViewColumn; 23] = [
+const CLIENT_COLUMNS: [ViewColumn; 24] = [
     ("client", "CLIENT", Count, Rank(1)),
     ("address", "ADDRESS", Exact, Rank(3)),
     ("user", "USER", Text, Rank(2)),
     ("peer", "PEER", Text, WideOnly),
+    ("blocked_login", "BLOCKED LOGIN", Text, WideOnly),
     ("listener", "LISTENER", Text, WideOnly),
     ("user_agent", "USER-AGENT", Text, WideOnly),
     ("age_seconds", "AGE", Age, Rank(9)),
