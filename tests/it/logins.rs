@@ -22,7 +22,7 @@ use crate::client::{Client, Outcome};
 use crate::member::Member;
 use crate::rig::{Keyward, NOBODY_IN_FILE, paused, settled};
 use crate::wire::End;
-use crate::words::{INVALID_TOKEN, RANGE, range, ranged};
+use crate::words::{INVALID_TOKEN, KEEP_ALIVE, RANGE, WATCH, range, ranged, renew, watch};
 
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 const CHEAP: Cost = Cost { memory: 8, passes: 1 };
@@ -304,6 +304,39 @@ fn a_session_of_the_file_ends_with_its_line_and_no_other_does() {
         assert_eq!(counted(&keyward, "remembered"), 1, "bob's line is the same");
         keyward.publish_passwords(None, Some(UserPasswordHashes::default()));
         assert_eq!(call(&bobs).await, INVALID_TOKEN);
+    });
+}
+
+/// clientv3 ends a watch on an invalid token, and opens it again, with a login anew, where a server stops.
+#[test]
+fn a_stream_of_a_line_that_another_replica_has_comes_back_for_a_while() {
+    paused(async {
+        let member = Member::new(1, &Tasks::default());
+        let keyward = with_file(&member, AuthSetting::On, "['file']", &line("alice", "mine"));
+        let client = keyward.client().await;
+        let alices = token(&log_in(&client, "alice", "mine").await);
+        let alices = keyward.client().await.header("token", &alices);
+        let before = UserPasswordHashes::parse(line("alice", "other").as_bytes()).expect("valid");
+        keyward.publish_passwords(None, Some(before));
+        let open = async |path: &'static str, first: Vec<u8>| {
+            let refused = alices.call(path, first).await.end;
+            let (code, text) = refused.told();
+            (code, text.to_owned())
+        };
+        let stopped = (Code::Unavailable, "etcdserver: server stopped".to_owned());
+        let invalid = (Code::Unauthenticated, INVALID_TOKEN.to_owned());
+        for second in 0..40 {
+            let expected = if second < 30 { &stopped } else { &invalid };
+            assert_eq!(&open(WATCH, watch("k", 5)).await, expected, "{second}");
+            assert_eq!(&open(KEEP_ALIVE, renew(7)).await, expected, "{second}");
+            assert_eq!(told(&alices.call(RANGE, range("k")).await), INVALID_TOKEN);
+            sleep(SECOND).await;
+        }
+        let again = UserPasswordHashes::parse(line("alice", "third").as_bytes()).expect("valid");
+        keyward.publish_passwords(None, Some(again));
+        assert_eq!(open(WATCH, watch("k", 5)).await, stopped, "the file changes once more");
+        sleep(31 * SECOND).await;
+        assert_eq!(open(WATCH, watch("k", 5)).await, invalid);
     });
 }
 

@@ -309,13 +309,13 @@ impl CallerIdentification {
             (deciding_way(ways, client, token_kind(presented))?, ways.contains(&Identify::Default))
         };
         match (way, presented) {
-            (Identify::Token, PresentedToken::Token(token)) => self.by_token(gateway, client, token),
+            (Identify::Token, PresentedToken::Token(token)) => self.by_token(gateway, client, method, token),
             (Identify::Jwt, PresentedToken::Token(token)) => self.by_jwt(gateway, client, token),
             (Identify::Certificate, _) => Ok(self.by_certificate(client)),
             (Identify::Token | Identify::Jwt | Identify::Default, _) => {
                 let lent = client.remembered.borrow().lent_token(method);
                 match lent {
-                    Some(token) => self.by_token(gateway, client, token.expose()),
+                    Some(token) => self.by_token(gateway, client, method, token.expose()),
                     None if takes_default => Ok(self.by_default(client)),
                     None => Err(Refusal::USER_EMPTY),
                 }
@@ -361,6 +361,7 @@ impl CallerIdentification {
         &self,
         gateway: &Gateway,
         client: &ClientConnection,
+        method: &Method,
         token: &[u8],
     ) -> Result<PeerStanding, Refusal> {
         let mut remembered = client.remembered.borrow_mut();
@@ -375,7 +376,7 @@ impl CallerIdentification {
         })?;
         if !recheck::is_line_unchanged(gateway, &session) {
             gateway.metrics.sessions_refused.inc();
-            return Err(Refusal::INVALID_AUTH_TOKEN);
+            return Err(recheck::of_another_line(gateway, method, &session));
         }
         let auth = gateway.upstream.members.auth.now();
         let claims = is_claim(&session, auth);

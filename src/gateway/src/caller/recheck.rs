@@ -26,6 +26,7 @@ use keyward_config::{Identify, PolicyMode};
 use keyward_downstream::session::{LoginInadmissible, PeerNamespace, Session, SessionPeer, SessionProof};
 use keyward_etcd::identity::Peer;
 use keyward_etcd::refusal::{Refusal, RefusalReason};
+use keyward_etcd::rpc::method::{Handler, Method};
 use keyward_upstream::send::UpstreamUser;
 
 /// JWTs are verified as of a moment before expiry at the latest; timers handle the expiry itself.
@@ -226,6 +227,18 @@ pub(super) fn is_line_unchanged(gateway: &Gateway, session: &Session) -> bool {
         SessionProof::File { line } => gateway.logins.line(session.peer.user()) == Some(UserLineMark(line)),
         SessionProof::None | SessionProof::Etcd { .. } => true,
     }
+}
+
+/// The refusal of a session of a line that this replica does not have. While the replicas are of two minds
+/// about the line, a stream is told to come back: clientv3 logs in anew for each stream that it opens, and
+/// ends a watch for good on an invalid token. A unary call is not: on an invalid token clientv3 logs in anew
+/// (docs/decisions.md#d12).
+pub(super) fn of_another_line(gateway: &Gateway, method: &Method, session: &Session) -> Refusal {
+    let is_stream = matches!(method.handler, Handler::Watch | Handler::KeepAlive | Handler::Observe);
+    if is_stream && gateway.logins.is_unsettled(session) {
+        return Refusal::SHUTTING_DOWN.because(RefusalReason::Token);
+    }
+    Refusal::INVALID_AUTH_TOKEN
 }
 
 /// True for a peer of the users file without a line there any more.

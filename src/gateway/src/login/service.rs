@@ -17,7 +17,7 @@ use std::mem::{Discriminant, discriminant};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -26,6 +26,7 @@ use crate::login::limits::{
     AttemptOutcome, CheckSeats, ClientNetwork, LoginAttempt, LoginLimiter, RefusalSchedule, TooManyFailures,
 };
 use crate::login::password_sources::{AuthOffTrust, LoginCredentials, LoginDenial, PasswordSourceOrder};
+use crate::login::unsettled_lines::UnsettledLines;
 use awaited_login::{AwaitedLogin, HeldBack};
 use keyward_base::secret::Secret;
 use keyward_base::tasks::Tasks;
@@ -71,6 +72,7 @@ pub struct LoginService {
     /// Rate limit of the log lines about unchecked logins.
     log_limiter: Mutex<RecordLimiter>,
     metrics: Arc<Metrics>,
+    unsettled_lines: UnsettledLines,
     /// True once the upstream has become another cluster.
     has_followed_cluster: AtomicBool,
 }
@@ -134,6 +136,7 @@ impl LoginService {
             checks_at_sources: AtomicU32::new(0),
             log_limiter: Mutex::new(RecordLimiter::new(metrics.log_records_left_out.clone())),
             metrics,
+            unsettled_lines: UnsettledLines::default(),
             has_followed_cluster: AtomicBool::default(),
         })
     }
@@ -275,8 +278,17 @@ impl LoginService {
         (passwords.sources != PasswordSources::Etcd).then(|| passwords.users.line(user))?
     }
 
+    /// True for a session of a line that this replica does not have, while the replicas may be of two minds
+    /// about the user's line.
+    #[must_use]
+    pub fn is_unsettled(&self, session: &Session) -> bool {
+        let (user, now) = (session.peer.user(), (SystemTime::now(), Instant::now()));
+        self.unsettled_lines.is_unsettled(user, session.issued_at, now.0, now.1)
+    }
+
     /// Replaces the sources and the users file. The limits stay as configured at the start.
     pub fn replace(&self, passwords: Arc<keyward_config::Passwords>) {
+        self.unsettled_lines.forget();
         self.sources.passwords.publish(passwords);
         self.sources.credentials.password_memory().forget_verdicts();
     }
