@@ -18,7 +18,7 @@ use super::ServeError;
 use super::kept_state::machine_troubles;
 use super::shard_service::ShardParts;
 use keyward_base::io::kept_file::KeptFileStatus;
-use keyward_base::io::listening_sockets::ListeningSockets;
+use keyward_base::io::listening_sockets::{ListeningSockets, plain_socket_path};
 use keyward_base::tasks::Tasks;
 use keyward_config::reload_request::ReloadRequests;
 use keyward_config::{AdminSocketSetting, Config, DEFAULT_ADMIN_SOCKET};
@@ -174,7 +174,7 @@ fn until_handed_over<F: Future<Output = ()>>(
 
 /// Opens the admin socket: the socket taken over from another process, or a socket bound now.
 fn admin_socket(path: &Path, sockets: &ListeningSockets) -> io::Result<UnixListener> {
-    let name = format!("admin socket {}", path.display());
+    let name = format!("admin socket {}", plain_socket_path(path).display());
     let opened = match sockets.take(&name) {
         Some(socket) => UnixListener::from_std(socket.into())?,
         None => socket::bind(path)?,

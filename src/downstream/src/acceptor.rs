@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection_table::{ClientAddress, ConnectionPlace, ConnectionTable};
 use crate::listener_tls::CurrentListenerTls;
-use keyward_base::io::listening_sockets::ListeningSockets;
+use keyward_base::io::listening_sockets::{ListeningSockets, plain_socket_path};
 use keyward_base::published::Published;
 use keyward_config::{Address, ClientPings, Config, Listener};
 use keyward_telemetry::log_throttle::LogThrottle;
@@ -161,7 +161,10 @@ impl ShardIntake {
 /// The name of the listening socket of clients at `address`.
 #[must_use]
 pub fn socket_name(address: &Address) -> String {
-    format!("listener {address}")
+    match address {
+        Address::Unix(path) => format!("listener unix:{}", plain_socket_path(path).display()),
+        Address::Tcp(_) => format!("listener {address}"),
+    }
 }
 
 /// A bound listener.

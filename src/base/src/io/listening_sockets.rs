@@ -2,10 +2,12 @@
 //! the open sockets for a process that takes over.
 //!
 //! Owns: the copies. Must not know: the protocols served at the sockets. Invariant: the kernel closes a
-//! listening socket with its last copy, so a copy is dropped together with the listener.
+//! listening socket with its last copy, so a copy is dropped together with the listener. Two processes give a
+//! unix socket one name, whatever path each was given.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A listening socket and its name: the kind of the listener, and its address.
@@ -78,6 +80,18 @@ impl ListeningSockets {
     }
 }
 
+/// The path of a unix socket as part of its name: absolute, and without symbolic links in its folder, because
+/// the other process may have another working directory, or the path of its configuration in another form.
+#[must_use]
+pub fn plain_socket_path(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let folder = absolute.parent().and_then(|folder| folder.canonicalize().ok());
+    match (folder, absolute.file_name()) {
+        (Some(folder), Some(file)) => folder.join(file),
+        _ => absolute,
+    }
+}
+
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -87,6 +101,23 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
+
+    #[test]
+    fn a_unix_socket_has_one_name_whatever_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let plain = folder.path().canonicalize().unwrap().join("a.sock");
+        std::fs::create_dir(folder.path().join("below")).unwrap();
+        std::os::unix::fs::symlink(folder.path(), folder.path().join("link")).unwrap();
+        for path in ["a.sock", "./a.sock", "below/../a.sock", "link/a.sock", "link/below/../a.sock"] {
+            assert_eq!(plain_socket_path(&folder.path().join(path)), plain, "{path}");
+        }
+        let here = std::env::current_dir().unwrap().canonicalize().unwrap();
+        assert_eq!(plain_socket_path(Path::new("a.sock")), here.join("a.sock"));
+        assert_eq!(
+            plain_socket_path(Path::new("/no/such/folder/a.sock")),
+            Path::new("/no/such/folder/a.sock")
+        );
+    }
 
     /// The sockets have paths in a folder of the test: another process may listen at a port once it is free.
     #[test]

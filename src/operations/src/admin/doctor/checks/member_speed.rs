@@ -80,7 +80,10 @@ fn fix(member: &Member, why: Ejection) -> String {
         }
         Ejection::Failing => "look at its log, and at the network between",
     };
-    format!("{look}; keyward pause {} keeps all calls from it meanwhile", command_name(member))
+    format!(
+        "{look}; keyward pause {} keeps the calls of this replica from it meanwhile, and with --all those of every replica",
+        command_name(member)
+    )
 }
 
 fn millis(latency: Duration) -> String {

@@ -258,7 +258,7 @@ fn a_member_that_is_ejected_paused_or_slow_is_told() {
     answers([1, 240, 5]).finds(&[]);
     let said = answers([1, 300, 5]).finds(&[(Warning, "member_slow")]);
     assert!(said.contains("m2 (2): calls through it take 300 ms, and 1 ms at the fastest"), "{said}");
-    assert!(said.contains("keyward pause m2 keeps"), "{said}");
+    assert!(said.contains("keyward pause m2 keeps the calls of this replica"), "{said}");
     let said = answers([400, 300, 500]).finds(&[(Warning, "calls_slow")]);
     assert!(said.contains("they take 300 ms to 500 ms; the leader") && said.contains("is m1 (1)"), "{said}");
     let slow = answers([1, 900, 5]);
