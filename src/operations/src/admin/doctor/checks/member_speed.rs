@@ -80,9 +80,10 @@ fn fix(member: &Member, why: Ejection) -> String {
         }
         Ejection::Failing => "look at its log, and at the network between",
     };
+    let name = command_name(member);
     format!(
-        "{look}; keyward pause {} keeps the calls of this replica from it meanwhile, and with --all those of every replica",
-        command_name(member)
+        "{look}; keyward pause {name} keeps the calls of this replica from it meanwhile, and with --all \
+         those of every replica"
     )
 }
 
