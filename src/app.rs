@@ -145,13 +145,16 @@ pub enum ServeError {
     /// A shard panicked.
     #[error("a shard died")]
     ShardDied,
+    /// The process served, and its last audit records could not be written.
+    #[error("{0} audit records were not written")]
+    RecordsLost(u64),
 }
 
 /// Serves until a signal or a drain command ends the process. `sources` are read again at SIGHUP;
 /// `warnings` are those of the first reading.
 ///
 /// # Errors
-/// A failed start, or the panic of a shard.
+/// A failed start, the panic of a shard, or audit records that were not written at the end.
 pub fn serve(
     config: Config,
     warnings: Vec<ConfigWarning>,
@@ -238,8 +241,9 @@ async fn run(
         // Load balancers notice nothing: the other process is ready at the same address.
         drain.wait = Duration::ZERO;
     }
-    let orderly = drain_and_join(drain, &running.exit, &listeners, &running.drain, shards);
-    let outcome = shut_down(signals, further, &running.exit, orderly).await;
+    let audit = parts.audit.as_ref();
+    let orderly = drain_and_join(drain, &running.exit, &listeners, &running.drain, shards, audit);
+    let outcome = shut_down(signals, further, &running.exit, audit, orderly).await;
     refused.map_or(outcome, Err)
 }
 

@@ -4,9 +4,11 @@
 //! Owns: arguments, printed output, exit codes: 0; 1 (failed while running, without any change; `status`:
 //! not serving; `reload`: refused because of faults; `audit verify`: a bad file; `policy test`: another
 //! verdict; `policy explain`: refused; `policy diff`: a difference; `doctor`: warnings; `drain`: connections
-//! were cut); 2 (`doctor`: errors); 64 (unusable command line or configuration); 69 (no process answers at
-//! the admin socket, so no command was sent); 74 (in force on this replica, but not persisted); 75 (unknown
-//! outcome: the command may be repeated; after `policy apply`, `policy rollback` and `grant` look first).
+//! were cut, or it is refused since audit records would be lost); 2 (`doctor`: errors); 64 (unusable command
+//! line or configuration); 69 (no process answers at the admin socket, so no command was sent); 74 (in force
+//! on this replica, but not persisted; `serve` and `drain`: audit records of answered calls were not
+//! written); 75 (unknown outcome: the command may be repeated; after `policy apply`, `policy rollback` and
+//! `grant` look first).
 //! Must not know: the implementation of a command. Invariant: an answer goes to stdout, an error to stderr.
 
 #[path = "main/audit_search.rs"]
@@ -17,6 +19,8 @@ mod check_command;
 mod command_help;
 #[path = "main/config_arguments.rs"]
 mod config_arguments;
+#[path = "main/drain_command.rs"]
+mod drain_command;
 #[path = "main/fleet_commands.rs"]
 mod fleet_commands;
 #[path = "main/generated_files.rs"]
@@ -47,13 +51,12 @@ use std::process::ExitCode;
 use clap::{Args, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use keyward::admin::doctor::Severity;
-use keyward::admin::drain::{Phase, Progress};
 use keyward::admin::socket::{AdminAnswer, AdminCommand as Ask};
 use keyward::admin::socket_client;
 use keyward::admin::socket_protocol::FleetCommand;
 use keyward::admin::status::ReplicaState;
 use keyward::app::control_runtime::ControlRuntime;
-use keyward::app::{self, audit_files};
+use keyward::app::{self, ServeError, audit_files};
 use keyward::audit::head_signature;
 use keyward::config::{self, Config, ConfigFault, ConfigFaults, ConfigSources, ConfigWarning};
 use keyward::reload;
@@ -283,11 +286,9 @@ enum Command {
     Version(version_command::VersionArguments),
     /// Drains and ends one replica, and waits for its end.
     ///
-    /// As SIGTERM does, with the progress.
-    Drain {
-        #[command(flatten)]
-        at: AdminSocketArgs,
-    },
+    /// As SIGTERM does, with the progress. Refused while audit records of answered calls wait in memory
+    /// because the audit file cannot be written: they end with the process.
+    Drain(drain_command::DrainArguments),
 }
 
 /// Commands to a policy: in files, or in etcd.
@@ -376,7 +377,7 @@ fn main() -> ExitCode {
         Command::Grants { as_what, at } => stored_policy_commands::list_grants(at, as_what.output),
         Command::Reload { as_what, at } => replica_answers::reload(at, as_what.output),
         Command::LogLevel { level, at } => ask(at, &Ask::LogLevel { filter: level }),
-        Command::Drain { at } => drain(at),
+        Command::Drain(drain) => drain.run(),
         Command::Completions { shell } => generated_files::print_completions(shell),
         Command::Man { folder } => generated_files::write_man_pages(&folder),
         Command::Audit { command } => audit(command),
@@ -497,34 +498,6 @@ fn doctor(at: AdminSocketArgs, form: OutputForm) -> ExitCode {
     }
 }
 
-fn drain(at: AdminSocketArgs) -> ExitCode {
-    let socket = match at.socket() {
-        Ok(socket) => socket,
-        Err(code) => return code,
-    };
-    let mut told = None;
-    let mut printed = Ok(());
-    let tell = |progress: Progress| {
-        // Progress is printed only if more than the remaining time has changed.
-        let news = Progress { left_ms: 0, ..progress };
-        if progress.phase != Phase::Serving && told.replace(news) != Some(news) {
-            printed = writeln!(io::stdout(), "{progress}");
-        }
-    };
-    let ended = match socket_client::drain(&socket, tell) {
-        Ok(Ok(last)) => last,
-        Ok(Err(answer)) => return not_refused(answer).map_or_else(|code| code, |_| unexpected_answer()),
-        Err(error) => return no_process(&socket, &error),
-    };
-    match ended {
-        Progress { phase: Phase::Ended, cut: 0, .. } => finish(printed, ExitCode::SUCCESS),
-        Progress { phase: Phase::Ended, cut, .. } => {
-            fail(&format!("{cut} connections were cut with something open"), ExitCode::FAILURE)
-        }
-        _ => fail("it is gone, and has not said that it ended well", ExitCode::from(UNKNOWN)),
-    }
-}
-
 /// Reports an answer of an unexpected kind: the running Keyward may have a different version.
 fn unexpected_answer() -> ExitCode {
     fail("it answered something else: is it of this version?", ExitCode::FAILURE)
@@ -562,6 +535,8 @@ fn serve_with(
     }
     match app::serve(config, warnings, sources, takes_over, control) {
         Ok(()) => ExitCode::SUCCESS,
+        // The log tells of them already.
+        Err(ServeError::RecordsLost(_)) => ExitCode::from(NOT_KEPT),
         Err(error) => {
             tracing::error!(%error, "ended by a failure");
             ExitCode::FAILURE

@@ -95,6 +95,8 @@ impl Serialize for VerifiedFiles {
             whole: bool,
             lines: Option<u64>,
             lost: Option<u64>,
+            /// The last records of processes that did not end with a stop.
+            unstopped: Option<Vec<u64>>,
             from_begin: Option<bool>,
             fault: Option<String>,
             report: Option<String>,
@@ -107,6 +109,7 @@ impl Serialize for VerifiedFiles {
                 whole: outcome.is_ok(),
                 lines: report.map(|report| report.lines),
                 lost: report.map(|report| report.lost),
+                unstopped: report.map(|report| report.unstopped.iter().map(|(last, _)| *last).collect()),
                 from_begin: report.map(|report| report.is_from_begin),
                 fault: outcome.as_ref().err().map(ToString::to_string),
                 report: report.map(ToString::to_string),

@@ -96,6 +96,7 @@ const NOTES: [CommandNotes; 39] = [
             (0, "ended after a drain"),
             (1, "failed while starting or running"),
             (64, "the command line or the configuration cannot be used: keyward check tells why"),
+            (74, "ended after a drain, and audit records were not written"),
         ],
         &[],
         &[
@@ -398,10 +399,14 @@ const NOTES: [CommandNotes; 39] = [
     ),
     notes(
         "drain",
-        &[(0, "no open connection was cut"), (1, "connections were cut with something open")],
+        &[
+            (0, "no open connection was cut"),
+            (1, "connections were cut with something open, or it was refused: audit records would be lost"),
+        ],
         &[
             (64, "the command line cannot be used"),
             (69, "no process answers at the admin socket"),
+            (74, "audit records were not written, and are lost"),
             (75, "the process is gone without a word of its end"),
         ],
         &[("keyward drain", "before the machine is stopped")],

@@ -85,7 +85,7 @@ fn every_warning_and_error_has_a_row_and_every_row_a_record() {
 }
 
 /// Conditions that a check of doctor finds, of whose end the log has no record, with the reason.
-const WITHOUT_AN_END: [(&str, &str); 13] = [
+const WITHOUT_AN_END: [(&str, &str); 15] = [
     ("clusters_mixed", "the configured endpoints are judged once, before a cluster is served"),
     ("member_id_untold", "told once in a process, whichever member it is"),
     ("mint_ca_unchecked", "told once for each mint.ca"),
@@ -98,6 +98,8 @@ const WITHOUT_AN_END: [(&str, &str); 13] = [
     ("audit_file_moved", "a happening, which doctor tells for a day"),
     ("audit_file_foreign", "a happening, which doctor tells for a day"),
     ("audit_records_lost", "a happening, which doctor tells for a day"),
+    ("audit_lost_at_end", "the process ends"),
+    ("audit_not_stopped", "a happening, which doctor tells for a day"),
     ("audit_removed_early", "a happening: the records stay removed"),
 ];
 

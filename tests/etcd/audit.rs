@@ -27,6 +27,7 @@ use crate::harness::pki::Pki;
 use crate::harness::process::Process;
 use crate::harness::{Auth, Cluster, Options, evidence, wait};
 use crate::lent::{connection, log_in};
+use crate::revocations::command;
 use crate::rewatch::local;
 
 const USERS: usize = 20;
@@ -298,12 +299,7 @@ fn a_limit_on_the_size_of_files_stops_calls_and_not_the_process() {
         let site = Site::new();
         let text = config(&site, &cluster) + "audit.queue = \"64KiB\"\n";
         let keyward = Keyward::start(site, &text).await;
-        let limit = |bytes| {
-            let pid = i32::try_from(keyward.id()).ok().and_then(Pid::from_raw);
-            let limit = Rlimit { current: bytes, maximum: None };
-            prlimit(pid, Resource::Fsize, limit).expect("the process is ours");
-        };
-        limit(Some(64 << 10));
+        limit_files(&keyward, Some(64 << 10));
         let readiness = async || keyward.admin("/readyz").await;
         let channel = connection(&keyward.url()).await;
         let written = RefCell::new(BTreeSet::new());
@@ -316,7 +312,7 @@ fn a_limit_on_the_size_of_files_stops_calls_and_not_the_process() {
             (code == 503 && why.contains("audit log")).then_some(())
         };
         wait::until(LIMIT, "the audit log is full", filling).await;
-        limit(None);
+        limit_files(&keyward, None);
         let ready = async || (readiness().await.0 == 200).then_some(());
         wait::until(LIMIT, "the audit log is written again", ready).await;
         let (exit, site) = keyward.terminate().await;
@@ -328,6 +324,135 @@ fn a_limit_on_the_size_of_files_stops_calls_and_not_the_process() {
         let puts = records.iter().filter_map(|record| record["ranges"][0]["key"].as_str());
         let puts: BTreeSet<String> = puts.map(str::to_owned).collect();
         assert!(puts.len() > 100 && written.is_subset(&puts), "{} of {}", puts.len(), written.len());
+    });
+}
+
+/// A limit on the size of the files that this process writes.
+fn limit_files(keyward: &Keyward, bytes: Option<u64>) {
+    let pid = i32::try_from(keyward.id()).ok().and_then(Pid::from_raw);
+    prlimit(pid, Resource::Fsize, Rlimit { current: bytes, maximum: None }).expect("the process is ours");
+}
+
+/// Leaves no room in the audit file, and makes 100 changes, whose records wait in memory.
+async fn change_without_room(keyward: &Keyward, name: &str) {
+    let channel = connection(&keyward.url()).await;
+    let length = async || {
+        // The limit is for the process's log too, which is shorter.
+        let length = fs::metadata(keyward.site().file("audit.log")).expect("the file").len();
+        let keys = (0..100).map(|n| format!("/first/{n:05}"));
+        if length < 64 << 10 {
+            puts(KvClient::new(channel.clone()), "", keys).await;
+        }
+        let waiting = keyward.metric("keyward_audit_records_waiting", &[]).await > 0.0;
+        (length >= 64 << 10 && !waiting).then_some(length)
+    };
+    let length = wait::until(LIMIT, "the file is long", length).await;
+    limit_files(keyward, Some(length));
+    let keys = (0..100).map(|n| format!("/{name}/{n:05}"));
+    let answered = puts(KvClient::new(channel.clone()), "", keys).await.acknowledged.len();
+    assert_eq!(answered, 100, "calls are answered while the queue has room");
+    let waits = async || {
+        let waiting = keyward.metric("keyward_audit_records_waiting", &[]).await >= 100.0;
+        (waiting && keyward.admin("/readyz").await.0 == 503).then_some(())
+    };
+    wait::until(LIMIT, "the records wait", waits).await;
+}
+
+/// The number of changes below this name with a record.
+fn recorded(site: &Site, name: &str) -> usize {
+    let begin = format!("/{name}/");
+    let records = records(&files(site));
+    records
+        .iter()
+        .filter(|record| record["ranges"][0]["key"].as_str().is_some_and(|key| key.starts_with(&begin)))
+        .count()
+}
+
+/// A site, with the configuration of an end that waits so long for room.
+fn ending_within(cluster: &Cluster, drain: &str) -> (Site, String) {
+    let site = Site::new();
+    let socket = format!("admin.socket = {:?}\n", site.file("admin.sock"));
+    let text = config(&site, cluster) + &socket + &format!("drain.timeout = \"{drain}\"\n");
+    (site, text)
+}
+
+/// The next process knows of 100 changes and some commands without a record; `verify` tells of the end. Returns the losses.
+async fn next_process_tells(site: Site, text: &str) -> u64 {
+    let keyward = Keyward::start(site, text).await;
+    let (_, said) = command(&keyward, &["doctor"]).await;
+    assert!(said.contains("audit_records_lost") && said.contains("audit_not_stopped"), "{said}");
+    let lost = keyward.metric("keyward_audit_lost_total", &[("sink", "all")]).await;
+    let (exit, site) = keyward.terminate().await;
+    assert!(exit.success());
+    let records = records(&files(&site));
+    let told = records.iter().filter(|record| record["event"] == "lost");
+    let told: u64 = told.filter_map(|record| record["count"].as_u64()).sum();
+    assert!((100..110).contains(&told), "{told}");
+    assert_eq!(format!("{lost}"), told.to_string());
+    let (code, said) = verify(&files(&site));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains(&format!("{told} records were lost")), "{said}");
+    assert_eq!(said.matches("did not end with a stop").count(), 1, "{said}");
+    told
+}
+
+/// The records of answered calls wait in memory while the disk is full: an end that cannot write them says so.
+#[test]
+fn a_drain_with_a_full_disk_is_refused_and_its_end_tells_how_many_records_are_lost() {
+    local(async {
+        let cluster = Cluster::start(&Version::parse("3.5.35"), Options::default()).await;
+        let (site, text) = ending_within(&cluster, "1s");
+        let keyward = Keyward::start(site, &text).await;
+        change_without_room(&keyward, "lost").await;
+        let (code, said) = command(&keyward, &["drain"]).await;
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains("audit records of answered calls wait in memory"), "{said}");
+        assert_eq!(keyward.admin("/livez").await.0, 200, "nothing has changed");
+        let (code, said) = command(&keyward, &["drain", "--lose-audit-records"]).await;
+        assert_eq!(code, Some(74), "{said}");
+        assert!(said.contains("wait for room on the disk") && said.contains("were not written"), "{said}");
+        let is_told = |line: &str| line.contains("audit records could not be written before the end");
+        keyward.logged("the loss", is_told).await;
+        let (exit, site) = keyward.ended().await;
+        assert_eq!((exit.code(), recorded(&site, "lost")), (Some(74), 0));
+        let told = next_process_tells(site, &text).await;
+        assert!(said.contains(&format!("{told} audit records were not written")), "{told}: {said}");
+    });
+}
+
+#[test]
+fn an_end_with_a_full_disk_waits_for_room() {
+    local(async {
+        let cluster = Cluster::start(&Version::parse("3.5.35"), Options::default()).await;
+        let (site, text) = ending_within(&cluster, "60s");
+        let keyward = Keyward::start(site, &text).await;
+        change_without_room(&keyward, "late").await;
+        keyward.signal(rustix::process::Signal::TERM);
+        keyward.logged("the wait for room", |line| line.contains("waits for room")).await;
+        limit_files(&keyward, None);
+        let (exit, site) = keyward.ended().await;
+        assert!(exit.success(), "{exit}");
+        assert_eq!(recorded(&site, "late"), 100);
+        let (code, said) = verify(&files(&site));
+        assert!(code == Some(0) && !said.contains("did not end"), "{said}");
+    });
+}
+
+#[test]
+fn a_process_that_is_killed_with_a_full_disk_leaves_the_number_of_records_that_waited() {
+    local(async {
+        let cluster = Cluster::start(&Version::parse("3.5.35"), Options::default()).await;
+        let (site, text) = ending_within(&cluster, "1s");
+        let keyward = Keyward::start(site, &text).await;
+        change_without_room(&keyward, "killed").await;
+        let end = keyward.site().file(".audit.log.end");
+        let kept = async || {
+            let text = fs::read_to_string(&end).expect("the kept end");
+            let waiting: u64 = text.split(' ').nth(2)?.parse().ok()?;
+            (waiting >= 100).then_some(())
+        };
+        wait::until(LIMIT, "the number of waiting records is kept", kept).await;
+        next_process_tells(keyward.kill(), &text).await;
     });
 }
 

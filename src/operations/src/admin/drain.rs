@@ -5,6 +5,7 @@
 //! before the process exits, within a limit.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
@@ -60,6 +61,12 @@ pub struct Progress {
     pub streams: i64,
     /// Connections cut at the time limit.
     pub cut: u64,
+    /// Audit records of answered calls that wait for a disk that cannot be written.
+    #[serde(default)]
+    pub audit_waiting: u64,
+    /// Audit records that were not written, and are lost with the process.
+    #[serde(default)]
+    pub audit_lost: u64,
 }
 
 /// The drain and end of the process.
@@ -68,6 +75,7 @@ pub struct Exit {
     stage: watch::Sender<Stage>,
     asked: Notify,
     handed_over: watch::Sender<bool>,
+    audit_lost: AtomicU64,
 }
 
 impl Default for Exit {
@@ -76,6 +84,7 @@ impl Default for Exit {
             stage: watch::Sender::new(Stage::Serving),
             asked: Notify::new(),
             handed_over: watch::Sender::new(false),
+            audit_lost: AtomicU64::new(0),
         }
     }
 }
@@ -121,6 +130,11 @@ impl Exit {
         self.stage.send_replace(stage);
     }
 
+    /// Notes the number of audit records that are lost with the process, before the end is told.
+    pub fn note_audit_lost(&self, records: u64) {
+        self.audit_lost.store(records, Ordering::Relaxed);
+    }
+
     /// Subscribes to the stages. The process waits with its exit for live receivers, within a limit.
     #[must_use]
     pub fn listen(&self) -> watch::Receiver<Stage> {
@@ -132,7 +146,7 @@ impl Exit {
         self.stage.closed().await;
     }
 
-    /// The progress as shown to an operator.
+    /// The progress as shown to an operator; the caller knows if audit records wait for the disk.
     #[must_use]
     pub fn progress(&self, metrics: &Metrics) -> Progress {
         let left = |until: Instant| {
@@ -152,6 +166,8 @@ impl Exit {
             calls: metrics.calls_open.get(),
             streams: metrics.streams_open.get(),
             cut: metrics.connections_cut.get(),
+            audit_waiting: 0,
+            audit_lost: self.audit_lost.load(Ordering::Relaxed),
         }
     }
 }
@@ -167,6 +183,12 @@ impl fmt::Display for Progress {
             Phase::Waiting => write!(f, "not ready, clients are told in {seconds} s: {open}"),
             Phase::Leaving => write!(f, "clients were told to leave, {seconds} s are left: {open}"),
             Phase::Ended => write!(f, "ended: {} connections were cut with something open", self.cut),
+        }?;
+        match (self.phase, self.audit_lost, self.audit_waiting) {
+            (Phase::Ended, 0, _) => Ok(()),
+            (Phase::Ended, lost, _) => write!(f, "; {lost} audit records were not written, and are lost"),
+            (_, _, 0) => Ok(()),
+            (_, _, waiting) => write!(f, "; {waiting} audit records wait for room on the disk"),
         }
     }
 }

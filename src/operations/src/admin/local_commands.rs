@@ -102,7 +102,7 @@ impl LocalCommands {
             AdminCommand::KickPeer { peer } => ("kick_peer", Some(peer.clone()), None),
             AdminCommand::Pause { member } => ("pause", Some(member.clone()), None),
             AdminCommand::Resume { member } => ("resume", Some(member.clone()), None),
-            AdminCommand::Drain {} => ("drain", None, None),
+            AdminCommand::Drain { .. } => ("drain", None, None),
             AdminCommand::Release { .. } => ("hand_over", None, None),
             AdminCommand::Policy(command) => match command.audited() {
                 Some(audited) => audited,

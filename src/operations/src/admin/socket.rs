@@ -23,7 +23,7 @@ use tokio::time::timeout;
 
 use super::AdminState;
 use super::doctor::Doctor;
-use super::drain::Stage;
+use super::drain::{Progress, Stage};
 use super::fleet::Fleet;
 use super::grant_effect::unseen_peer_warning;
 use super::local_commands::{LocalCommands, result_of};
@@ -154,12 +154,10 @@ async fn converse(mut stream: UnixStream, uid: Option<u32>, desk: &AdminCommandS
         let mut sockets = Vec::new();
         let answer = match serde_json::from_slice(&line) {
             _ if !whole => AdminAnswer::Failed("not a command: the line is too long, or was cut".into()),
-            Ok(AdminCommand::Drain {}) => {
-                if waits.is_none() {
-                    desk.local.record(&AdminCommand::Drain {}, None, "done", uid);
-                }
-                desk.drain(&mut waits).await
+            Ok(AdminCommand::Drain { loses_audit_records }) if waits.is_none() => {
+                desk.begin_drain(loses_audit_records, &mut waits, uid)
             }
+            Ok(AdminCommand::Drain { .. }) => desk.drain(&mut waits).await,
             Ok(AdminCommand::HandOver {}) => {
                 hand_over = hand_over.or_else(|| desk.hand_over.try_acquire().ok());
                 match &hand_over {
@@ -240,7 +238,7 @@ impl AdminCommandService {
         }
         self.sockets.leave(left);
         self.state.exit.hand_over();
-        AdminAnswer::Draining(self.state.exit.progress(&self.state.metrics))
+        self.draining()
     }
 
     async fn answer(&self, command: AdminCommand, uid: Option<u32>) -> AdminAnswer {
@@ -338,20 +336,48 @@ impl AdminCommandService {
         }
     }
 
-    /// Begins the drain at the first command of a connection; a repeated command waits for progress.
-    async fn drain(&self, waits: &mut Option<watch::Receiver<Stage>>) -> AdminAnswer {
-        match waits {
-            Some(stages) => {
-                let ended = stages.wait_for(|stage| *stage == Stage::Ended);
-                // Upon a timeout the answer reports the present stage.
-                drop(timeout(NEWS, ended).await);
-            }
-            None => {
-                *waits = Some(self.state.exit.listen());
-                self.state.exit.request_drain();
-            }
+    /// Begins the drain at the first command of a connection, unless audit records would be lost.
+    fn begin_drain(
+        &self,
+        loses_audit_records: bool,
+        waits: &mut Option<watch::Receiver<Stage>>,
+        uid: Option<u32>,
+    ) -> AdminAnswer {
+        let command = AdminCommand::Drain { loses_audit_records };
+        let waiting = self.audit_records_waiting();
+        // A drain that has begun, as by SIGTERM, cannot be refused any more.
+        if waiting > 0 && !loses_audit_records && self.state.exit.stage() == Stage::Serving {
+            self.local.record(&command, None, "failed", uid);
+            return AdminAnswer::Failed(format!(
+                "nothing has changed: {waiting} audit records of answered calls wait in memory, since the \
+                 audit file cannot be written, and this process takes them with it. Make room first (runbook \
+                 KeywardAuditRecordsLost); keyward drain --lose-audit-records drains all the same, and loses \
+                 them unless there is room within drain.timeout"
+            ));
         }
-        AdminAnswer::Draining(self.state.exit.progress(&self.state.metrics))
+        self.local.record(&command, None, "done", uid);
+        *waits = Some(self.state.exit.listen());
+        self.state.exit.request_drain();
+        self.draining()
+    }
+
+    /// Waits for progress of the drain at a repeated command.
+    async fn drain(&self, waits: &mut Option<watch::Receiver<Stage>>) -> AdminAnswer {
+        if let Some(stages) = waits {
+            let ended = stages.wait_for(|stage| *stage == Stage::Ended);
+            // Upon a timeout the answer reports the present stage.
+            drop(timeout(NEWS, ended).await);
+        }
+        self.draining()
+    }
+
+    fn draining(&self) -> AdminAnswer {
+        let progress = self.state.exit.progress(&self.state.metrics);
+        AdminAnswer::Draining(Progress { audit_waiting: self.audit_records_waiting(), ..progress })
+    }
+
+    fn audit_records_waiting(&self) -> u64 {
+        self.audit.as_ref().map_or(0, |audit| audit.waiting_for_disk())
     }
 }
 
@@ -377,7 +403,7 @@ fn change(command: &AdminCommand) -> Result<Option<RevocationChange>, InvalidSes
         | AdminCommand::Resume { .. }
         | AdminCommand::HandOver {}
         | AdminCommand::Release { .. }
-        | AdminCommand::Drain {} => {
+        | AdminCommand::Drain { .. } => {
             return Ok(None);
         }
     }))
@@ -398,7 +424,8 @@ mod tests {
             (AdminCommand::Sessions {}, r#"{"sessions":{}}"#),
             (AdminCommand::Status {}, r#"{"status":{}}"#),
             (AdminCommand::Doctor {}, r#"{"doctor":{}}"#),
-            (AdminCommand::Drain {}, r#"{"drain":{}}"#),
+            (AdminCommand::Drain { loses_audit_records: false }, r#"{"drain":{}}"#),
+            (AdminCommand::Drain { loses_audit_records: true }, r#"{"drain":{"loses_audit_records":true}}"#),
             (AdminCommand::Reload {}, r#"{"reload":{}}"#),
             (AdminCommand::HandOver {}, r#"{"hand_over":{}}"#),
             (AdminCommand::Release { left: vec!["a".into()] }, r#"{"release":{"left":["a"]}}"#),

@@ -37,17 +37,21 @@ pub fn send_command(path: &Path, command: &AdminCommand) -> io::Result<AdminAnsw
 }
 
 /// Requests a drain from the Keyward serving the socket, and passes each progress report to `tell` until the
-/// drain has ended. Blocks. Returns the last progress: if its phase is not [`Phase::Ended`], the process
-/// exited before reporting the end.
+/// drain has ended; with `loses_audit_records` also where audit records wait for a disk. Blocks. Returns the
+/// last progress: if its phase is not [`Phase::Ended`], the process exited before reporting the end.
 ///
 /// # Errors
 /// The operating system's error: no command was sent. `Ok(Err(_))` is an answer without progress.
-pub fn drain(path: &Path, mut tell: impl FnMut(Progress)) -> io::Result<Result<Progress, AdminAnswer>> {
+pub fn drain(
+    path: &Path,
+    loses_audit_records: bool,
+    mut tell: impl FnMut(Progress),
+) -> io::Result<Result<Progress, AdminAnswer>> {
     let mut stream = socket_owner::connect(path)?;
     stream.set_read_timeout(Some(ANSWER))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut answers = io::BufReader::new(stream.try_clone()?);
-    let mut line = serde_json::to_vec(&AdminCommand::Drain {})?;
+    let mut line = serde_json::to_vec(&AdminCommand::Drain { loses_audit_records })?;
     line.push(b'\n');
     let mut last: Option<Progress> = None;
     loop {

@@ -99,8 +99,13 @@ pub enum AdminCommand {
         left: Vec<String>,
     },
     /// Drain and exit, as by SIGTERM, and report the progress. A repeated command on the same connection
-    /// answers within half a second.
-    Drain {},
+    /// answers within half a second. Refused while audit records of answered calls wait for a disk that
+    /// cannot be written, unless their loss is accepted.
+    Drain {
+        /// The operator accepts the loss of these records.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        loses_audit_records: bool,
+    },
 }
 
 /// The answer to a command.

@@ -22,12 +22,20 @@ pub const VERSION: u32 = 1;
 pub const HASH: usize = 64;
 /// The hash before the first line of a chain.
 pub const NO_HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+/// The event of the signature of a chain.
+pub const HEAD: &str = "head";
 /// The text between the covered bytes and the hash.
 const MARK: &[u8] = b",\"hash\":\"";
 /// The begin of a line, up to its number.
 const BEGIN: &[u8] = b"{\"v\":1,\"seq\":";
 /// The text after the hash.
 const END: &[u8] = b"\"}";
+
+/// True for the last event of a process that ended orderly, but for heads.
+#[must_use]
+pub(super) fn is_orderly_end(event: &str) -> bool {
+    matches!(event, "stop" | "succession")
+}
 
 /// The end of a chain: the number and the hash of the last line.
 #[derive(Clone, Debug, PartialEq, Eq)]

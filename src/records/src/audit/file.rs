@@ -2,7 +2,8 @@
 //!
 //! Owns: the file and its folder. Must not know: the contents of a record. Invariants: a batch stands in the
 //! file as a whole, synced to disk, or not at all once [`AuditFile::append`] has succeeded again; the end of
-//! a file cut by a crash is kept in a file beside; one process writes a file.
+//! a file cut by a crash is kept in a file beside; one process writes a file; the number of records that a
+//! full disk keeps out of the file stands beside it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -15,8 +16,9 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::audit_folder::AuditFolder;
-use super::chain::{ChainEnd, ChainedLine};
+use super::chain::{ChainEnd, ChainedLine, HEAD, is_orderly_end};
 use super::chain_end_file::{ChainEndFile, KeptEnd};
+use super::loss_counter::UnreportedLosses;
 use super::retention::AuditRetention;
 use super::rotation::{self, FileAge, SurplusFiles};
 use keyward_config::audit_settings::AuditFileSettings;
@@ -70,6 +72,21 @@ pub(super) struct ContinuedFile {
     pub(super) is_moved: bool,
     /// Bytes cut from the end.
     pub(super) torn: u64,
+    /// The last line is neither the stop of a process nor its succession.
+    pub(super) is_unstopped: bool,
+    /// Records that the process before could not write behind the last line.
+    pub(super) unwritten: UnreportedLosses,
+}
+
+/// The end of a chain as found in the files, and beside them.
+struct FoundEnd {
+    end: ChainEnd,
+    /// The name of the file of the last line, unless that is the present file.
+    previous: Option<String>,
+    /// That file is not here.
+    is_moved: bool,
+    is_unstopped: bool,
+    unwritten: UnreportedLosses,
 }
 
 impl AuditFile {
@@ -93,8 +110,15 @@ impl AuditFile {
         let mut opened =
             Self { settings, folder, kept_end, file, is_regular, age, first, is_torn, old, retention };
         if !is_regular {
-            let end = ChainEnd::default();
-            return Ok(ContinuedFile { file: opened, end, previous: None, is_moved: false, torn: 0 });
+            return Ok(ContinuedFile {
+                file: opened,
+                end: ChainEnd::default(),
+                previous: None,
+                is_moved: false,
+                torn: 0,
+                is_unstopped: false,
+                unwritten: UnreportedLosses::default(),
+            });
         }
         opened.look_at_old_files().map_err(at)?;
         let length = opened.file.metadata().map_err(at)?.len();
@@ -112,8 +136,10 @@ impl AuditFile {
         if end.is_some() {
             opened.read_begin();
         }
-        let (end, previous, is_moved) = opened.chain_end(end).map_err(at)?;
-        Ok(ContinuedFile { file: opened, end, previous, is_moved, torn })
+        let is_unstopped = is_unstopped(&tail[..whole]);
+        let found = opened.chain_end(end.map(|end| (end, is_unstopped))).map_err(at)?;
+        let FoundEnd { end, previous, is_moved, is_unstopped, unwritten } = found;
+        Ok(ContinuedFile { file: opened, end, previous, is_moved, torn, is_unstopped, unwritten })
     }
 
     /// Closes the file, whose lock is free from here on. Returns what it takes to open the file again.
@@ -138,22 +164,28 @@ impl AuditFile {
     }
 
     /// The end of the chain, given that of the file: the last line that stands in a file of the folder, or
-    /// the last line that was ever written, if its file is not here. With the name of the file of the last
-    /// line, unless that is this file, and true if that file is not here.
-    fn chain_end(&self, end: Option<ChainEnd>) -> io::Result<(ChainEnd, Option<String>, bool)> {
-        let (mut last, mut previous) = match end {
-            Some(end) => (end, None),
-            None => self.newest_other_file()?.map_or_else(Default::default, |(end, name)| (end, Some(name))),
+    /// the last line that was ever written, if its file is not here.
+    fn chain_end(&self, end: Option<(ChainEnd, bool)>) -> io::Result<FoundEnd> {
+        let (end, is_unstopped, previous) = match end {
+            Some((end, is_unstopped)) => (end, is_unstopped, None),
+            None => self.newest_other_file()?.unwrap_or_default(),
         };
-        if let KeptEnd::Known(kept) = self.kept_end.read()
-            && kept.seq > last.seq
-        {
-            let (written, found) = (kept.seq, last.seq);
-            tracing::error!(written, found, "the last audit records are in no file of the folder");
-            (last, previous) = (kept, Some(self.folder.name().to_string_lossy().into_owned()));
-            return Ok((last, previous, true));
+        let mut found =
+            FoundEnd { end, previous, is_moved: false, is_unstopped, unwritten: UnreportedLosses::default() };
+        if let KeptEnd::Known(kept, unwritten) = self.kept_end.read() {
+            if kept.seq > found.end.seq {
+                let (written, found) = (kept.seq, found.end.seq);
+                tracing::error!(written, found, "the last audit records are in no file of the folder");
+                let previous = Some(self.folder.name().to_string_lossy().into_owned());
+                // The event of the last line is not known.
+                return Ok(FoundEnd { end: kept, previous, is_moved: true, is_unstopped: false, unwritten });
+            }
+            // Behind any other line stands what was written later.
+            if kept == found.end {
+                found.unwritten = unwritten;
+            }
         }
-        Ok((last, previous, false))
+        Ok(found)
     }
 
     /// Reads the number and the time of the first line.
@@ -167,13 +199,15 @@ impl AuditFile {
         }
     }
 
-    /// The end of the chain in the newest other file of the folder, with the file's name.
-    fn newest_other_file(&self) -> io::Result<Option<(ChainEnd, String)>> {
+    /// The end of the chain in the newest other file of the folder, with the file's name, and true if no
+    /// process has stopped there.
+    fn newest_other_file(&self) -> io::Result<Option<(ChainEnd, bool, Option<String>)>> {
         let Some((_, newest)) = self.folder.chain_files()?.pop() else { return Ok(None) };
         let file = File::open(&newest)?;
         let tail = tail(&file, file.metadata()?.len())?;
         let name = newest.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(last_line(&tail).1.map(|end| (end, name)))
+        let (whole, end) = last_line(&tail);
+        Ok(end.map(|end| (end, is_unstopped(&tail[..whole]), Some(name))))
     }
 
     /// True if the file is to be rotated before `more` bytes are written.
@@ -199,7 +233,8 @@ impl AuditFile {
         }
         let written = self.file.write_all(lines).and_then(|()| self.sync());
         if written.is_err() {
-            self.is_torn = self.is_regular;
+            // A disk with little room took a part of the lines, which are all written again.
+            self.is_torn = self.is_regular && self.file.set_len(self.age.size).is_err();
             return written;
         }
         if self.is_regular {
@@ -207,10 +242,17 @@ impl AuditFile {
                 (self.first, self.age.begun) = (first, now);
             }
             self.age.size += lines.len() as u64;
-            self.kept_end.write(end);
+            self.kept_end.write_with_unwritten(end, UnreportedLosses::default());
             self.note_kept(now);
         }
         Ok(())
+    }
+
+    /// Keeps the number of records that could not be written behind `end` for the next process.
+    pub(super) fn keep_unwritten(&mut self, end: &ChainEnd, unwritten: UnreportedLosses) {
+        if self.is_regular {
+            self.kept_end.write_with_unwritten(end, unwritten);
+        }
     }
 
     /// Goes on in another file, which has `size` bytes of the chain. Returns true if the file before had a
@@ -330,6 +372,14 @@ pub(super) fn last_line(tail: &[u8]) -> (usize, Option<ChainEnd>) {
         end = line_break;
     }
     (0, None)
+}
+
+/// True if the process that wrote these lines neither stopped nor left them to a successor: behind the stop
+/// and the succession there are heads at most.
+fn is_unstopped(lines: &[u8]) -> bool {
+    let lines = lines.split(|byte| *byte == b'\n').rev().filter(|line| !line.is_empty());
+    let mut read = lines.filter_map(|line| ChainedLine::read(line).ok());
+    read.find(|line| line.event != HEAD).is_some_and(|line| !is_orderly_end(&line.event))
 }
 
 /// Appends the torn end of a file to a file beside.

@@ -46,9 +46,9 @@ impl FollowerBegin {
     pub(super) fn read(audit_file: &Path, sink: &str, end: &ChainEnd) -> io::Result<Self> {
         let mut kept = ChainEndFile::beside(audit_file, &format!("sent-to-{sink}"));
         let taken = match kept.read() {
-            KeptEnd::Known(taken) if taken.seq <= end.seq => taken,
+            KeptEnd::Known(taken, _) if taken.seq <= end.seq => taken,
             KeptEnd::Missing => end.clone(),
-            KeptEnd::Known(_) | KeptEnd::Unreadable => {
+            KeptEnd::Known(..) | KeptEnd::Unreadable => {
                 tracing::warn!(sink, "the place in the audit files is not known: all records are sent again");
                 let oldest = AuditFolder::of(audit_file).chain_files()?.first().map(|(first, _)| *first);
                 ChainEnd { seq: oldest.map_or(end.seq, |first| first - 1), ..ChainEnd::default() }

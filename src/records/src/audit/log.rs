@@ -89,7 +89,7 @@ pub struct AuditSinksReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuditUnwritable;
 
-/// Writes the last records when dropped, within two seconds.
+/// Writes the last records when dropped, within two seconds, unless [`AuditLog::end`] has done so.
 #[must_use = "the last records are written when it is dropped at the end of the process"]
 pub struct AuditCloseGuard(pub(super) Arc<AuditQueue>);
 
@@ -153,7 +153,7 @@ impl AuditBegin {
                 }
             }
             if !self.log.queue.pause(recorder::RETRY) {
-                return self.log.queue.note_closed();
+                return self.log.queue.note_closed(0);
             }
         }
     }
@@ -170,7 +170,9 @@ impl AuditBegin {
 
 impl Drop for AuditCloseGuard {
     fn drop(&mut self) {
-        self.0.close(LAST);
+        if self.0.goes_on() {
+            self.0.close(Duration::ZERO, LAST);
+        }
     }
 }
 
@@ -234,6 +236,20 @@ impl AuditLog {
             Ok(Ok(left)) => left,
             Ok(Err(_)) | Err(_) => Err(io::Error::other("the audit log is not written in time")),
         }
+    }
+
+    /// Writes the last records at the end of the process. While the disk has no room, tries again for
+    /// `attempts`. Returns the number of records that are lost with the process. Blocks for two seconds
+    /// longer at most; a second call shortens the time of the first one.
+    #[must_use]
+    pub fn end(&self, attempts: Duration) -> u64 {
+        self.queue.close(attempts, LAST)
+    }
+
+    /// The number of records of answered calls that wait in memory because the file cannot be written.
+    #[must_use]
+    pub fn waiting_for_disk(&self) -> u64 {
+        self.trouble.unwritable(Instant::now()).map_or(0, |_| self.queue.waiting())
     }
 
     /// The access to the collector, if there is one.

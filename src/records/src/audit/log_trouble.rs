@@ -34,6 +34,9 @@ pub struct LogTroubleReport {
     pub lost_path: Option<SinkTrouble>,
     /// The last file that somebody else moved or removed, and when that was seen.
     pub moved: Option<(MovedFile, SystemTime)>,
+    /// The number of the last record of a process before that did not end with a stop, and when that was
+    /// seen.
+    pub unstopped: Option<(u64, SystemTime)>,
 }
 
 impl LogTrouble {
@@ -71,6 +74,10 @@ impl LogTrouble {
 
     pub(super) fn note_moved(&self, moved: MovedFile) {
         self.lock().report.moved = Some((moved, SystemTime::now()));
+    }
+
+    pub(super) fn note_unstopped(&self, last: u64) {
+        self.lock().report.unstopped = Some((last, SystemTime::now()));
     }
 
     /// Why the file cannot be written: the last write failed, or the present one hangs, which is logged once.

@@ -57,7 +57,8 @@ impl LossCounter {
     /// Counts lost records.
     pub(super) fn add(&self, records: u64, now: SystemTime) {
         if records > 0 && self.count(records, now) {
-            tracing::error!(sink = self.sink, "audit records are lost");
+            let records = self.series().map_or(records, |series| series.records);
+            tracing::error!(sink = self.sink, records, "audit records are lost");
         }
     }
 
@@ -79,6 +80,11 @@ impl LossCounter {
     /// Takes the losses without a record of them.
     pub(super) fn take_unreported(&self) -> UnreportedLosses {
         std::mem::take(&mut self.lock().unreported)
+    }
+
+    /// The losses without a record of them, which stay so.
+    pub(super) fn unreported(&self) -> UnreportedLosses {
+        self.lock().unreported
     }
 
     /// Gives losses back: the record of them was not written.

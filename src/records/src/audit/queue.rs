@@ -123,7 +123,11 @@ struct AuditQueueState {
     /// The order to leave the file to a successor.
     succession: Option<SuccessionOrder>,
     is_closing: bool,
+    /// At the end of the process: until when a write that fails is attempted again.
+    attempts_until: Option<Instant>,
     is_closed: bool,
+    /// Records that no sink has at the end of the process.
+    unwritten: u64,
 }
 
 /// A record that waits for the writer.
@@ -155,6 +159,13 @@ pub(super) struct AuditBatch {
     waits: Vec<WrittenWait>,
     /// The file is to be left to a successor behind this batch.
     pub(super) succession: Option<SuccessionOrder>,
+}
+
+impl AuditBatch {
+    /// The end of the log, without a record of a call.
+    pub(super) fn of_end() -> Self {
+        Self { is_last: true, ..Self::default() }
+    }
 }
 
 /// The room of a batch's records, given back at the end of its last owner.
@@ -288,6 +299,9 @@ impl AuditQueue {
     fn push(&self, record: WaitingRecord) {
         self.metrics.waiting.inc();
         let mut state = self.lock();
+        if state.is_closed {
+            state.unwritten += 1;
+        }
         let before = state.units;
         state.units += record.units;
         state.pending.push_back(record);
@@ -305,8 +319,13 @@ impl AuditQueue {
 
     /// Counts records that no sink has.
     pub fn count_lost(&self, records: u64) {
+        self.count_lost_at(records, SystemTime::now());
+    }
+
+    /// The same, for records that were given up at `at`.
+    pub(super) fn count_lost_at(&self, records: u64, at: SystemTime) {
         self.metrics.lost("all").inc_by(records);
-        self.losses.add(records, SystemTime::now());
+        self.losses.add(records, at);
     }
 
     fn left_out(&self) -> MutexGuard<'_, LeftOut> {
@@ -416,20 +435,56 @@ impl AuditQueue {
         !paused.unwrap_or_else(PoisonError::into_inner).0.is_closing
     }
 
-    /// Tells the process's end that the writer has ended.
-    pub(super) fn note_closed(&self) {
-        self.lock().is_closed = true;
+    /// Waits for `pause` before the next attempt at a write that failed. False once the process ends, and
+    /// the time for its last attempts is over.
+    pub(super) fn pause_writing(&self, pause: Duration) -> bool {
+        let until = Instant::now() + pause;
+        let mut state = self.lock();
+        loop {
+            let (now, last) = (Instant::now(), state.attempts_until);
+            if last.is_some_and(|last| last <= now) {
+                return false;
+            }
+            if until <= now {
+                return true;
+            }
+            let left = last.map_or(until, |last| last.min(until)) - now;
+            state = self.pauses.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The number of records that wait to be written.
+    pub(super) fn waiting(&self) -> u64 {
+        u64::try_from(self.metrics.waiting.get()).unwrap_or_default()
+    }
+
+    /// Tells the process's end that the writer has ended, and has not written so many records, besides those
+    /// that it has not taken.
+    pub(super) fn note_closed(&self, unwritten: u64) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        state.unwritten = unwritten + state.pending.len() as u64;
         self.closed.notify_all();
     }
 
-    /// Lets the writer write the last records, and waits for its end, for `limit` at most.
-    pub(super) fn close(&self, limit: Duration) {
+    /// Lets the writer write the last records, with attempts for `attempts` at most while that fails, and
+    /// waits for its end, for `limit` longer at most. Returns the number of records that were not written.
+    /// A second call may only shorten the time for attempts.
+    pub(super) fn close(&self, attempts: Duration, limit: Duration) -> u64 {
         let mut state = self.lock();
+        let until = Instant::now() + attempts;
         state.is_closing = true;
+        state.attempts_until = Some(state.attempts_until.map_or(until, |before| before.min(until)));
         self.wakes.notify_all();
         self.pauses.notify_all();
         let waits = |state: &mut AuditQueueState| !state.is_closed;
-        drop(self.closed.wait_timeout_while(state, limit, waits));
+        let waited = self.closed.wait_timeout_while(state, attempts + limit, waits);
+        let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if state.is_closed {
+            return state.unwritten;
+        }
+        // The disk does not answer the writer, which has none of these records written.
+        self.waiting() + self.losses.unreported().records
     }
 }
 
@@ -645,7 +700,29 @@ mod tests {
             queue.try_reserve(1).expect("room").fill(b"{}".to_vec());
             // A writer that nobody wakes lets the test wait for a day.
             assert_eq!(writes.recv(), Ok(1));
-            queue.close(Duration::ZERO);
+            queue.close(Duration::ZERO, Duration::ZERO);
+        });
+    }
+
+    /// The disk has room again while the process ends, or a second signal ends the attempts.
+    #[test]
+    fn a_write_is_attempted_again_until_the_end_allows_no_more() {
+        let (queue, long) = (queue(UNIT), Duration::from_secs(24 * 3600));
+        thread::scope(|scope| {
+            let first = scope.spawn(|| queue.close(long, long));
+            while queue.goes_on() {
+                thread::yield_now();
+            }
+            assert!(!queue.pause(long), "a sink that fails does not wait for the end");
+            assert!(queue.pause_writing(Duration::ZERO), "the file does");
+            let attempts = scope.spawn(|| queue.pause_writing(long));
+            queue.close(Duration::ZERO, Duration::ZERO);
+            assert!(!attempts.join().unwrap());
+            queue.try_reserve(1).expect("room").fill(b"{}".to_vec());
+            queue.note_closed(6);
+            assert_eq!(first.join().unwrap(), 7, "one that the writer has not taken");
+            queue.place_in_debt().fill(b"{}".to_vec());
+            assert_eq!(queue.close(long, long), 8, "a record behind the end");
         });
     }
 

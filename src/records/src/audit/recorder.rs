@@ -5,6 +5,7 @@
 //! no gap; a batch that was not written is written later or counted as lost; the writer waits for no other
 //! sink; a file left to a successor is the successor's, until that process is gone.
 
+mod end_before;
 mod succession;
 
 use std::io;
@@ -13,6 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use self::end_before::EndBefore;
 use self::succession::SucceededFile;
 use super::chain::{Chain, ChainEnd};
 use super::file::{AuditFile, AuditFileError, ContinuedFile};
@@ -80,6 +82,8 @@ pub(super) struct Recorder {
     /// The names of removed files without a record.
     removed: Vec<String>,
     first: Option<FirstLine>,
+    /// Records given up since the process ends.
+    unwritten: u64,
 }
 
 /// The facts of the record of a start.
@@ -100,7 +104,7 @@ struct PreviousFile {
 impl FirstLine {
     /// The file, the chain so far, and the facts of the record of the start.
     fn of(continued: ContinuedFile) -> (AuditFile, ChainEnd, Self) {
-        let ContinuedFile { file, end, previous, is_moved, torn } = continued;
+        let ContinuedFile { file, end, previous, is_moved, torn, .. } = continued;
         let previous = previous.map(|name| PreviousFile { name, is_moved, is_removed: false });
         (file, end, Self { previous, torn })
     }
@@ -131,6 +135,7 @@ pub(super) fn open(
 ) -> Result<(Recorder, Vec<Arc<SinkState>>), AuditStartError> {
     let open = |file| AuditFile::open(file, Arc::clone(retention));
     let continued = settings.file.as_ref().map(open).transpose()?;
+    let before = continued.as_ref().map(EndBefore::of);
     let (file, end, first) = match continued {
         Some(continued) => {
             let (file, end, first) = FirstLine::of(continued);
@@ -166,7 +171,11 @@ pub(super) fn open(
         rotated_from: None,
         removed: Vec::new(),
         first: Some(first),
+        unwritten: 0,
     };
+    if let Some(before) = before {
+        before.tell(queue, trouble);
+    }
     Ok((recorder, states))
 }
 
@@ -253,33 +262,39 @@ impl Recorder {
     pub(super) fn run(mut self) {
         // The record of the start does not wait for the first call.
         self.write(AuditBatch::default());
-        loop {
+        let is_stopped = loop {
             self.look_for_surplus();
             let looks = self.file.as_ref().is_some_and(|file| file.is_regular);
             let until = if looks { self.head_at.min(Instant::now() + LOOK) } else { self.head_at };
             let mut batch = self.queue.take(until);
             let (is_last, succession) = (batch.is_last, batch.succession.take());
-            self.write(batch);
+            let is_written = self.write(batch);
             if let Some(order) = succession {
                 self.leave_file(order);
             }
             if is_last {
-                break;
+                break is_written;
             }
+        };
+        if !is_stopped {
+            // The number of the lost records and the stop may fit where the records do not.
+            self.write(AuditBatch::of_end());
         }
+        let unwritten = self.unwritten.max(self.queue.losses.unreported().records);
         let until = Instant::now() + LAST_BATCHES;
         self.written.close();
         self.sinks.iter().for_each(SecondarySink::close);
-        self.sinks.drain(..).for_each(|sink| sink.end(until));
+        let unsent = self.sinks.drain(..).map(|sink| sink.end(until)).max().unwrap_or_default();
         // The file's lock is free when the process is told, so that the next log may begin.
         drop(self.file.take());
-        self.queue.note_closed();
+        self.queue.note_closed(unwritten + unsent);
     }
 
-    /// Writes a batch with the records that the log owes.
-    fn write(&mut self, batch: AuditBatch) {
+    /// Writes a batch with the records that the log owes. False if they are in no file, and not a
+    /// successor's.
+    fn write(&mut self, batch: AuditBatch) -> bool {
         if self.successor.is_some() && !self.relay(&batch) {
-            return;
+            return true;
         }
         let bytes = batch.bodies.iter().map(Vec::len).sum::<usize>();
         self.look_at_path();
@@ -305,9 +320,10 @@ impl Recorder {
         let count = self.chain.end.seq - before.seq;
         let room = self.queue.room_of(&batch);
         if count == 0 {
-            return;
+            return true;
         }
-        if self.write_lines(&lines, before.seq + 1) {
+        let is_written = self.write_lines(&lines, &before, own.unreported);
+        if is_written {
             self.queue.metrics.written.inc_by(count);
             self.queue.metrics.written_at.set(unix_seconds());
             self.pass_on(lines, count, Some(room));
@@ -318,8 +334,21 @@ impl Recorder {
         } else {
             self.chain.end = before;
             self.last_head = self.last_head.min(self.chain.end.seq);
-            self.queue.count_lost(batch.bodies.len() as u64);
+            self.give_up(batch.bodies.len() as u64);
             self.return_own(own);
+            let untold = self.queue.losses.unreported();
+            if let Some(file) = &mut self.file {
+                file.keep_unwritten(&self.chain.end, untold);
+            }
+        }
+        is_written
+    }
+
+    /// Counts records that are written by nobody.
+    fn give_up(&mut self, records: u64) {
+        self.queue.count_lost(records);
+        if !self.queue.goes_on() {
+            self.unwritten += records;
         }
     }
 
@@ -395,19 +424,29 @@ impl Recorder {
         (self.first, self.rotated_from, self.removed) = (own.first, own.rotated_from, own.removed);
     }
 
-    /// Writes the lines to the file. With `on_full = "block"`, tries until the process ends. False if the
-    /// lines were not written.
-    fn write_lines(&mut self, lines: &[u8], first: u64) -> bool {
+    /// Writes the lines to the file, behind the line `before`. With `on_full = "block"`, tries until the
+    /// process has ended. False if the lines were not written. `untold` are the losses of which the lines
+    /// tell.
+    fn write_lines(&mut self, lines: &[u8], before: &ChainEnd, untold: UnreportedLosses) -> bool {
         let Some(file) = &mut self.file else { return true };
         loop {
             let end = &self.chain.end;
             self.trouble.note_writing(Instant::now());
-            let Err(error) = file.append(lines, first, end, SystemTime::now()) else { return true };
+            let Err(error) = file.append(lines, before.seq + 1, end, SystemTime::now()) else {
+                return true;
+            };
             if self.queue.note_failing(true) {
                 tracing::error!(%error, "the audit log cannot be written");
             }
             self.trouble.note_unwritable(&error);
-            if self.on_full == OnFull::Drop || !self.queue.pause(RETRY) {
+            if self.on_full == OnFull::Drop {
+                return false;
+            }
+            // Known to the next process even if this one is killed now.
+            let records = untold.records + self.queue.waiting();
+            let since = untold.since.or_else(|| Some(SystemTime::now()));
+            file.keep_unwritten(before, UnreportedLosses { records, since });
+            if !self.queue.pause_writing(RETRY) {
                 return false;
             }
         }
@@ -614,8 +653,8 @@ mod tests {
     }
 
     /// Ends the log without the limit of the guard: the disk of a test may be slow.
-    fn end(guard: AuditCloseGuard) {
-        guard.0.close(UNLIMITED);
+    fn end(guard: AuditCloseGuard) -> u64 {
+        guard.0.close(Duration::ZERO, UNLIMITED)
     }
 
     fn record(log: &AuditLog, note: impl ToString) {
@@ -711,7 +750,7 @@ mod tests {
             thread::yield_now();
         }
         assert_eq!((metrics.audit.lost("all").get(), metrics.audit.written.get()), (10, 0));
-        end(guard);
+        assert_eq!(end(guard), 10, "no record tells of them");
         let (log, guard, metrics) = start(&settings(full, OnFull::Block));
         for _ in 0..100 {
             record(&log, "");
@@ -722,8 +761,59 @@ mod tests {
             "44 wait for the disk, beside the shares of refusals and commands"
         );
         assert!(metrics.audit.waiting.get() > 0);
-        end(guard);
+        while log.waiting_for_disk() == 0 {
+            thread::yield_now();
+        }
+        assert_eq!(log.waiting_for_disk(), 44);
+        assert_eq!(end(guard), 100);
         assert_eq!(metrics.audit.lost("all").get(), 100, "the process does not wait for ever");
+    }
+
+    #[test]
+    fn records_that_a_process_cannot_write_are_the_losses_of_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let settings = settings(&path, OnFull::Block);
+        end(start(&settings).1);
+        let mut before = AuditFile::open(settings.file.as_ref().unwrap(), Arc::default()).unwrap();
+        assert!(!before.is_unstopped, "a stop and its head");
+        let since = Some(UNIX_EPOCH + Duration::from_secs(1_800_000_000));
+        before.file.keep_unwritten(&before.end, UnreportedLosses { records: 539, since });
+        drop(before);
+        let (log, guard, metrics) = start(&settings);
+        assert_eq!(end(guard), 0);
+        assert_eq!(metrics.audit.lost("all").get(), 539);
+        assert_eq!(log.report().lost.map(|lost| (lost.records, lost.since)), since.map(|at| (539, at)));
+        let once = ["start", "stop", "head"];
+        assert_eq!(events(&path), [&once[..], &["start", "lost", "stop", "head"]].concat());
+        let report = check(&[&path], None).unwrap();
+        assert_eq!((report.lost, report.unstopped), (539, Vec::new()));
+        // The loss is told once, and behind other records it would be of an earlier end.
+        let (log, guard, _) = start(&settings);
+        assert_eq!((end(guard), log.report().lost), (0, None));
+    }
+
+    #[test]
+    fn a_process_that_did_not_stop_is_told_by_the_next_one_and_by_a_check() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let settings = settings(&path, OnFull::Block);
+        let (log, guard, _) = start(&settings);
+        assert_eq!(log.report().trouble.unstopped, None, "the first process");
+        end(guard);
+        let text = fs::read_to_string(&path).unwrap();
+        let killed = text.lines().next().unwrap();
+        fs::write(&path, format!("{killed}\n")).unwrap();
+        fs::remove_file(folder.path().join(".audit.log.end")).unwrap();
+        let (log, guard, _) = start(&settings);
+        assert_eq!(log.report().trouble.unstopped.map(|(last, _)| last), Some(1));
+        end(guard);
+        let report = check(&[&path], None).unwrap();
+        let unstopped: Vec<_> = report.unstopped.iter().map(|(last, _)| *last).collect();
+        assert_eq!(unstopped, [1]);
+        let told = report.to_string();
+        assert!(told.contains("up to record 1 (") && told.contains("did not end with a stop"), "{told}");
+        assert_eq!(start(&settings).0.report().trouble.unstopped, None);
     }
 
     /// A link that leads to a full disk first, and to a file later.
@@ -735,7 +825,7 @@ mod tests {
         let metrics = Metrics::new(Vec::new());
         let queue = Arc::new(AuditQueue::new(1 << 20, metrics.audit.clone()));
         queue.count_lost(3);
-        queue.close(Duration::ZERO);
+        queue.close(Duration::ZERO, Duration::ZERO);
         open(&settings, None, &queue, &Arc::default(), &Arc::default()).unwrap().0.run();
         assert_eq!(events(&path), ["start", "lost", "stop", "head"]);
         assert_eq!(check(&[&path], None).unwrap().lost, 3);

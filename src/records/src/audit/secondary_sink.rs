@@ -124,10 +124,13 @@ impl SecondarySink {
         }
     }
 
-    /// Waits until the last line is sent or lost, up to `until`.
-    pub(super) fn end(self, until: Instant) {
+    /// Waits until the last line is sent or lost, up to `until`. Returns the number of lines that are lost
+    /// with the process: those that stand in a file are sent after the next start.
+    pub(super) fn end(self, until: Instant) -> u64 {
         // Nothing is ever sent: the thread's end disconnects the channel.
         _ = self.ended.recv_timeout(until.saturating_duration_since(Instant::now()));
+        let lost = |queue: Arc<SinkQueue>| self.state.losses.unreported().records + queue.len();
+        self.queue.map_or(0, lost)
     }
 }
 

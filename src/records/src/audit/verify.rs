@@ -10,7 +10,7 @@ use std::io::{self, BufRead, Read as _};
 use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
 
-use super::chain::{BadLine, ChainEnd, ChainedLine, NO_HASH};
+use super::chain::{BadLine, ChainEnd, ChainedLine, HEAD, NO_HASH, is_orderly_end};
 use super::head_signature::{HeadPublicKey, SignedHead};
 
 /// Bytes of a line at most, far more than a record has.
@@ -25,12 +25,17 @@ const LONGEST_GAP: Duration = Duration::seconds(30);
 /// was set back.
 const DISORDER: Duration = Duration::seconds(5);
 
+/// Processes without a stop that a report names one by one: the last ones.
+const UNSTOPPED_TOLD: usize = 5;
+
 /// Checks lines one after the other.
 pub struct ChainCheck<'k> {
     key: Option<&'k HeadPublicKey>,
     end: Option<ChainEnd>,
     replica: Option<String>,
     unsigned: Option<UnsignedRecords>,
+    /// The last line, but for heads, is the stop of a process or its succession.
+    is_stopped: bool,
     report: ChainReport,
 }
 
@@ -74,6 +79,8 @@ pub struct ChainReport {
     pub is_from_begin: bool,
     /// Records counted as lost.
     pub lost: u64,
+    /// The number and the time of the last line of each process that did not end with a stop.
+    pub unstopped: Vec<(u64, String)>,
     /// The number and the time of the last head with a verified signature.
     pub signed: Option<(u64, String)>,
     /// The number of processes that began after this head.
@@ -146,7 +153,7 @@ impl<'k> ChainCheck<'k> {
     #[must_use]
     pub fn new(key: Option<&'k HeadPublicKey>) -> Self {
         let report = ChainReport { is_key_known: key.is_some(), ..ChainReport::default() };
-        Self { key, end: None, replica: None, unsigned: None, report }
+        Self { key, end: None, replica: None, unsigned: None, is_stopped: false, report }
     }
 
     /// Checks the lines of the next file. Upon a fault, `line` is the number of the bad line in the file,
@@ -199,6 +206,12 @@ impl<'k> ChainCheck<'k> {
         }
         if line.event == "lost" {
             self.report.lost += line.count.unwrap_or(0);
+        }
+        if line.event == "start" && !self.is_stopped {
+            self.report.unstopped.extend(self.report.last.take());
+        }
+        if line.event != HEAD {
+            self.is_stopped = is_orderly_end(&line.event);
         }
         self.report.lines += 1;
         self.end = Some(line.end());
@@ -280,6 +293,16 @@ impl fmt::Display for ChainReport {
         }
         if self.lost > 0 {
             writeln!(f, "{} records were lost, as the log says itself", self.lost)?;
+        }
+        if let Some(more) = self.unstopped.len().checked_sub(UNSTOPPED_TOLD).filter(|more| *more > 0) {
+            writeln!(f, "{more} processes did not end with a stop before these:")?;
+        }
+        for (seq, time) in self.unstopped.iter().rev().take(UNSTOPPED_TOLD).rev() {
+            writeln!(
+                f,
+                "the process that wrote up to record {seq} ({time}) did not end with a stop: records of its \
+                 last calls may be missing"
+            )?;
         }
         match &self.signed {
             Some((seq, time)) if seq == last => {
@@ -488,6 +511,8 @@ mod tests {
             log.record("start");
         }
         let report = log.report();
+        let unstopped: Vec<_> = report.unstopped.iter().map(|(last, _)| *last).collect();
+        assert_eq!(unstopped, [121, 181, 241, 301, 361]);
         assert!(
             report.to_string().contains("300 records follow unsigned (starts among them: 5)"),
             "{report}"

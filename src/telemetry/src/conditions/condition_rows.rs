@@ -344,6 +344,16 @@ pub static CONDITIONS: &[LoggedCondition] = &[
     checked("audit_file_lost", "the audit file was moved, and no new one can be begun", "audit_file_moved"),
     checked("audit_records_lost", "audit records are lost", "audit_records_lost"),
     checked(
+        "audit_lost_at_end",
+        "audit records could not be written before the end of the process, and are lost",
+        "audit_records_lost",
+    ),
+    checked(
+        "audit_not_stopped",
+        "the process before did not end with a stop: audit records of its last calls may be missing",
+        "audit_not_stopped",
+    ),
+    checked(
         "audit_file_removed",
         "somebody removed the audit file: the records go on in a new one",
         "audit_file_moved",

@@ -10,6 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::end_before::EndBefore;
 use super::{FirstLine, LAST_BATCHES, RETRY, Recorder};
 use crate::audit::chain::Chain;
 use crate::audit::file::AuditFile;
@@ -55,13 +56,19 @@ impl Recorder {
                 drop(self.queue.room_of(batch));
                 false
             }
+            // All of the batch is in the successor's memory, and that process tells if it is lost.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                tracing::info!("the successor has the last audit records, and has not written them yet");
+                drop(self.queue.room_of(batch));
+                false
+            }
             Err(error) => {
                 tracing::warn!(%error, "the successor takes no audit records: the file is opened again");
                 self.return_own(own);
                 let begun = self.take_file_back();
                 if !begun {
                     drop(self.queue.room_of(batch));
-                    self.queue.count_lost(batch.bodies.len() as u64);
+                    self.give_up(batch.bodies.len() as u64);
                 }
                 begun
             }
@@ -85,7 +92,7 @@ impl Recorder {
         };
         let until = Instant::now() + LEFT_BATCHES;
         self.written.close();
-        self.sinks.drain(..).for_each(|sink| sink.end(until));
+        self.sinks.drain(..).for_each(|sink| _ = sink.end(until));
         self.written.leave();
         let Some(file) = self.file.take() else { return };
         let (settings, retention) = file.released();
@@ -120,6 +127,7 @@ impl Recorder {
         loop {
             match AuditFile::open(&settings, Arc::clone(&retention)) {
                 Ok(continued) => {
+                    EndBefore::of(&continued).tell(&self.queue, &self.trouble);
                     let (file, end, first) = FirstLine::of(continued);
                     (self.file, self.first, self.last_head) = (Some(file), Some(first), 0);
                     self.chain = Chain::new(&self.replica, end);

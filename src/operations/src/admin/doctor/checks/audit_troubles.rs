@@ -11,6 +11,8 @@ use keyward_records::audit::log_trouble::LogTroubleReport;
 
 /// How long a file that somebody moved is told.
 const TOLD: Duration = Duration::from_secs(24 * 3600);
+/// A loss that began so many seconds ago is told in seconds.
+const SECONDS_TOLD: u64 = 300;
 /// The advice on a file that somebody moved.
 const LEAVE: &str = "leave the file to Keyward, which rotates it by audit.max_size and audit.max_age: take \
                      it out of logrotate";
@@ -34,15 +36,21 @@ fn check_losses(report: &AuditReport, now: SystemTime, findings: &mut DoctorFind
         let since = |time: SystemTime| now.duration_since(time).unwrap_or_default();
         let Some(lost) = lost.filter(|lost| since(lost.last) < TOLD) else { continue };
         let what = format!(
-            "{} audit records are lost, from {} to {} minutes ago",
+            "{} audit records are lost, {}",
             lost.records,
-            since(lost.since).as_secs() / 60,
-            since(lost.last).as_secs() / 60
+            between(since(lost.since).as_secs(), since(lost.last).as_secs())
         );
         let fix = "keyward audit search --event lost FILES has the times of the gaps; runbook \
                    KeywardAuditRecordsLost";
         findings.warning("audit_records_lost", subject, what, fix);
     }
+}
+
+/// The time of a happening, in seconds where its begin is less than some minutes ago.
+fn between(from: u64, to: u64) -> String {
+    let (unit, noun) = if from < SECONDS_TOLD { (1, "seconds") } else { (60, "minutes") };
+    let (from, to) = (from / unit, to / unit);
+    if from == to { format!("{to} {noun} ago") } else { format!("from {from} to {to} {noun} ago") }
 }
 
 /// Reports a file that cannot be written, and a file that somebody else moved or removed.
@@ -65,6 +73,16 @@ fn check_file(
         );
         let fix = "make room on the disk, or repair it: Keyward goes on by itself";
         findings.error("audit_unwritable", "audit.file", what, fix);
+    }
+    if let Some((last, at)) = report.unstopped.filter(|(_, at)| since(*at) < TOLD) {
+        let what = format!(
+            "the process before wrote up to record {last} and did not end with a stop, as this one saw {}: \
+             records of its last calls may be missing",
+            between(since(at).as_secs(), since(at).as_secs())
+        );
+        let fix = "the log of the process before tells why it ended: killed, crashed, or the disk was full; \
+                   keyward audit verify FILES names each such end; runbook KeywardAuditRecordsLost";
+        findings.warning("audit_not_stopped", "audit.file", what, fix);
     }
     if let Some(trouble) = &report.lost_path {
         let what = format!(

@@ -1013,6 +1013,11 @@ fn audit_records_that_are_lost_are_told_for_a_day() {
     let said = of(3).finds(&[(Warning, "audit_records_lost")]);
     assert!(said.contains("1087 audit records are lost, from 23 to 3 minutes ago"), "{said}");
     of(24 * 60).finds(&[]);
+    let seconds = |seconds| *NOW - Duration::from_secs(seconds);
+    let short = LossSeries { records: 7, since: seconds(52), last: seconds(12) };
+    let of_short = Scene::new().with(|scene| scene.audit.lost = Some(short));
+    let said = of_short.finds(&[(Warning, "audit_records_lost")]);
+    assert!(said.contains("7 audit records are lost, from 52 to 12 seconds ago"), "{said}");
     let sink = SinkReport { name: "otlp", unsent: 0, trouble: None, lost: lost(0) };
     let sinks = AuditSinksReport { sinks: vec![sink], is_behind: false };
     let said = Scene::new().with(|scene| scene.audit.sinks = sinks).finds(&[(Warning, "audit_records_lost")]);
@@ -1026,6 +1031,10 @@ fn an_audit_file_that_is_moved_or_cannot_be_written() {
     let full = of(LogTroubleReport { unwritable: trouble(), ..LogTroubleReport::default() });
     let said = full.finds(&[(Error, "audit_unwritable")]);
     assert!(said.contains("for 7 s (disk full)"), "{said}");
+    let unstopped = |at| LogTroubleReport { unstopped: Some((17, at)), ..LogTroubleReport::default() };
+    let of_end = of(unstopped(*NOW - Duration::from_secs(600))).finds(&[(Warning, "audit_not_stopped")]);
+    assert!(of_end.contains("record 17") && of_end.contains("10 minutes ago"), "{of_end}");
+    of(unstopped(*NOW - Duration::from_secs(24 * 3600))).finds(&[]);
     for (lines, told) in [
         (
             "",
