@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::harness::ctl::Ctl;
 use crate::harness::keyward::{Keyward, Site};
-use crate::harness::{Auth, Cluster, Options, Tls, ports, versions};
+use crate::harness::{Auth, Cluster, Options, Tls, ports, versions, wait};
+
+/// Time for Keyward to see a change of its members.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// Keyward with a listener for everybody and one for each of `members`, over TLS where the cluster is.
 pub(crate) struct Front {
@@ -154,7 +158,16 @@ async fn leadership_moves(cluster: &Cluster, front: &Front, root: &Ctl) {
     let said = all.ok(&["move-leader", &format!("{:x}", ids[next])]).await;
     assert!(said.contains("Leadership transferred"), "{said}");
     assert_eq!(cluster.leader().await, next, "it leads that was named");
-    // Through the address that is everybody's, too: it is steered to whoever leads.
+    // Through the address that is everybody's, too: it is steered to whoever leads, once that member is ready. A probe
+    // during the transfer may have found it without a leader.
+    let id = format!("{:x}", ids[next]);
+    let leads = async || {
+        let gauge = async |name| front.keyward.metric(name, &[("member", &id)]).await;
+        let is_ready_leader =
+            gauge("keyward_member_leader").await == 1.0 && gauge("keyward_member_ready").await == 1.0;
+        is_ready_leader.then_some(())
+    };
+    wait::until(LIMIT, "the new leader is ready for calls", leads).await;
     root.ok(&["move-leader", &format!("{:x}", ids[last])]).await;
     assert_eq!(cluster.leader().await, last);
     // Of a follower's own address etcdctl finds no leader, as directly.
@@ -199,8 +212,8 @@ async fn a_learner_has_an_address_too_and_is_promoted() {
             // Not yet known here, or not yet listening.
             (told.code == Some(0)).then(|| rows(&told.stdout, "Status").remove(&front.of(learner))).flatten()
         };
-        let limit = std::time::Duration::from_secs(30);
-        let status = crate::harness::wait::until(limit, "the learner's status", is_learner).await;
+        let limit = Duration::from_secs(30);
+        let status = wait::until(limit, "the learner's status", is_learner).await;
         assert_eq!((member_of(&status), &status["isLearner"]), (id, &Value::Bool(true)), "{status}");
         let list = root.ok(&["member", "list"]).await;
         let line = list.lines().find(|line| line.contains(&format!("{id:x}"))).expect("it is listed");
