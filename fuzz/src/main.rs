@@ -42,8 +42,6 @@ mod readers;
 mod splice;
 #[path = "../../tests/props/targets.rs"]
 mod targets;
-#[path = "../../src/config/src/trust/test_certificates.rs"]
-mod test_certificates;
 #[path = "../../tests/props/users_file.rs"]
 mod users_file;
 #[path = "../../tests/props/websockets.rs"]
