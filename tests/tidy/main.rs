@@ -1,4 +1,4 @@
-//! Rules that no compiler holds: sizes, names, language, and what may not stand in a file.
+//! Rules that no compiler holds: rooms, sizes, names, language, and what may not stand in a file.
 //!
 //! Each check reads the tree as git sees it, tells every fault at once, and fails where it found nothing to read.
 
@@ -7,6 +7,7 @@ mod imports;
 mod language;
 mod names;
 mod public_items;
+mod rooms;
 mod sizes;
 mod source;
 
